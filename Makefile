@@ -1,0 +1,150 @@
+# Two builds of the same sources: build/sim (gcc or clang, no GPU needed) and build/gpu (nvcc).
+# `make help` lists what can be made; VARIABLE=value on the command line changes the settings below.
+
+ifneq ($(shell uname -sm),Linux x86_64)
+$(error This project is tested on Linux on x86-64 only, and this is $(shell uname -sm))
+endif
+
+CC       := $(if $(filter default,$(origin CC)),gcc,$(CC))
+CXX      := $(if $(filter default,$(origin CXX)),g++,$(CXX))
+NVCC     ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+PYTHON   ?= /usr/bin/python3
+BUILD    ?= build
+# The GPU if this machine can build for one and has one, else the simulator.
+HAS_GPU  := $(if $(NVCC),$(shell nvidia-smi -L 2>/dev/null))
+DEVICE   ?= $(if $(HAS_GPU),gpu,sim)
+# For this machine's card; without a card, for all that the steps run on.
+ARCH     ?= $(if $(HAS_GPU),native,75 80 86 89 90)
+STEP     ?=
+ARGS     ?=
+
+MAKEFLAGS += -j$(shell getconf _NPROCESSORS_ONLN) --no-print-directory
+
+WARNINGS := -Wall -Wextra -Werror
+# A designated initialiser leaves the rest at zero on purpose.
+KERNEL_WARNINGS := $(WARNINGS) -Wno-missing-field-initializers -Wno-unknown-pragmas
+# No fused multiply-add on the host: the seeded inputs are the same bits with every compiler.
+CFLAGS   := -std=c11 -D_GNU_SOURCE -O2 -g -ffp-contract=off $(WARNINGS) -Icommon
+IS_CLANG := $(findstring clang,$(shell $(CXX) --version 2>/dev/null))
+
+# How kernels are compiled for the simulator: so that each access and each basic block calls a hook
+# (common/sim/memory.c), and so that the code stays in the order of the source.
+SIM_gcc    := -O1 -fno-tree-loop-im -fno-thread-jumps -fno-extern-tls-init -fno-reorder-blocks --param tsan-instrument-func-entry-exit=0 \
+              -fsanitize-coverage=trace-pc
+SIM_clang  := -O1 -fno-vectorize -fno-slp-vectorize -mllvm -tsan-instrument-read-before-write \
+              -mllvm -tsan-instrument-func-entry-exit=0 -fsanitize-coverage=trace-pc,no-prune
+SIM_CXXFLAGS := -x c++ -std=c++20 -g -fsanitize=thread $(if $(IS_CLANG),$(SIM_clang),$(SIM_gcc)) \
+              $(KERNEL_WARNINGS) -Icommon -ffile-prefix-map=$(CURDIR)/=
+
+GENCODE  := $(if $(filter native,$(ARCH)),-arch=native,$(foreach a,$(ARCH),-gencode arch=compute_$(a),code=sm_$(a)))
+NVFLAGS  := -std=c++20 -O3 -lineinfo -Xcompiler "$(KERNEL_WARNINGS)" -Icommon $(GENCODE)
+
+# ---- what is built from what -------------------------------------------------------------------
+
+STEPS    := $(patsubst %/Makefile,%,$(sort $(wildcard step*/Makefile)))
+# The step's folder from its number, and the steps whose kernels its program needs besides its own.
+step_dir  = $(filter step$(1)_%,$(STEPS))
+links_of  = $(shell sed -n 's/^LINKS := //p' $(1)/Makefile)
+number_of = $(patsubst step%,%,$(firstword $(subst _, ,$(1))))
+kernels   = $(foreach d,$(1),$(patsubst %.cu,%.o,$(wildcard $(d)/*.cu)))
+
+HARNESS  := $(patsubst common/%.c,$(BUILD)/harness/%.o,$(wildcard common/*.c))
+LIBRARY  := $(filter-out %/main.o,$(HARNESS))
+SIM      := $(patsubst common/%.c,$(BUILD)/%.o,$(wildcard common/sim/*.c))
+GPU      := $(patsubst common/%,$(BUILD)/%.o,$(wildcard common/gpu/*.cu common/gpu/*.cpp))
+PROGRAMS := ladder $(foreach s,$(STEPS),step$(call number_of,$(s)))
+TEST_C   := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/test_*.c))
+TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/*.cu))
+
+.PHONY: all sim gpu run test deps help list clean bench-sim format numpy-cases
+.DELETE_ON_ERROR:
+all: sim gpu                ## build everything that this machine can build
+
+sim: $(addprefix $(BUILD)/sim/,$(PROGRAMS))
+
+ifneq ($(NVCC),)
+gpu: $(addprefix $(BUILD)/gpu/,$(PROGRAMS))
+else
+gpu:
+	@echo "No nvcc here: built for the simulator only."
+endif
+
+# ---- compiling -----------------------------------------------------------------------------------
+
+$(BUILD)/harness/%.o: common/%.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -MMD -c $< -o $@
+$(BUILD)/sim/%.o: common/sim/%.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -MMD -c $< -o $@
+$(BUILD)/sim/%.o: %.cu
+	@mkdir -p $(@D)
+	$(CXX) $(SIM_CXXFLAGS) -MMD -c $< -o $@
+$(BUILD)/tests/%.o: tests/%.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -MMD -c $< -o $@
+$(BUILD)/gpu/%.cu.o: common/gpu/%.cu
+	@mkdir -p $(@D)
+	$(NVCC) $(NVFLAGS) -MMD -c $< -o $@
+$(BUILD)/gpu/%.cpp.o: common/gpu/%.cpp
+	@mkdir -p $(@D)
+	$(NVCC) $(NVFLAGS) -MMD -c $< -o $@
+$(BUILD)/gpu/%.o: %.cu
+	@mkdir -p $(@D)
+	$(NVCC) $(NVFLAGS) -MMD -c $< -o $@
+
+# ---- linking: a program is the harness, a machine and some kernels ---------------------------------
+
+SIM_LINK = $(CXX) -o $@ $(filter %.o,$^) -pthread -lm
+GPU_LINK = $(NVCC) -o $@ $(filter %.o,$^) $(GENCODE) -ldl
+
+define program    # name, step folders
+$(BUILD)/sim/$(1): $(HARNESS) $(SIM) $(addprefix $(BUILD)/sim/,$(call kernels,$(2)))
+	$$(SIM_LINK)
+$(BUILD)/gpu/$(1): $(HARNESS) $(GPU) $(addprefix $(BUILD)/gpu/,$(call kernels,$(2)))
+	$$(GPU_LINK)
+endef
+$(eval $(call program,ladder,$(STEPS)))
+$(foreach s,$(STEPS),$(eval $(call program,step$(call number_of,$(s)),$(s) $(call links_of,$(s)))))
+
+$(BUILD)/sim/run_tests: $(TEST_C) $(TEST_CU) $(LIBRARY) $(SIM) $(addprefix $(BUILD)/sim/,$(call kernels,$(STEPS)))
+	$(SIM_LINK) -lcriterion
+$(BUILD)/sim/bench: $(BUILD)/tests/bench_sim.o $(TEST_CU) $(LIBRARY) $(SIM)
+	$(SIM_LINK)
+
+# ---- running ---------------------------------------------------------------------------------------
+
+PROGRAM  := $(BUILD)/$(DEVICE)/$(if $(STEP),step$(STEP),ladder)
+SAMPLE   := --data normal --load tests/minilm
+
+run: $(PROGRAM)             ## the ladder, or STEP=00 alone; DEVICE=sim|gpu, ARGS="--causal -n 1000"
+	@$(PROGRAM) $(if $(ARGS),$(ARGS),$(SAMPLE))
+
+list: $(BUILD)/sim/ladder   ## the kernels that there are
+	@$< --list
+
+test: $(BUILD)/sim/run_tests $(BUILD)/sim/ladder numpy-cases    ## all tests, on the simulator (needs `make deps` once)
+	$(PYTHON) tests/crosscheck.py $(BUILD)/sim/ladder $(BUILD)
+	BUILD=$(BUILD) $(BUILD)/sim/run_tests
+
+numpy-cases:
+	@$(PYTHON) tests/numpy_reference.py $(BUILD)/numpy_cases
+
+bench-sim: $(BUILD)/sim/bench    ## what an access costs in the simulator
+	@$<
+
+deps:                       ## install what the tests need (Debian, Ubuntu; as root)
+	apt-get install -y --no-install-recommends libcriterion-dev python3-numpy python3-matplotlib binutils
+# `make deps test`: nothing of the tests is compiled before the packages are there.
+$(TEST_C) numpy-cases: | $(filter deps,$(MAKECMDGOALS))
+
+format:                     ## lay out the sources with clang-format
+	clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cpp')
+
+clean:                      ## remove what was built
+	rm -rf $(BUILD)
+
+help:                       ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -1,0 +1,252 @@
+// options.c - the command line: getopt_long, with every value checked where it is read.
+
+#include "options.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    KV_HEADS = 256, SEQLEN_Q, SEQLEN_K, CAUSAL, SCALE, DTYPE, KERNEL, PASS, DATA, SEED, SRAM, REPEAT,
+    FAST, FORMAT, DUMP, LOAD, LIST, VERSION,
+};
+
+static const struct option long_options[] = {
+    {"batch", required_argument, NULL, 'b'},
+    {"heads", required_argument, NULL, 'H'},
+    {"kv-heads", required_argument, NULL, KV_HEADS},
+    {"seqlen", required_argument, NULL, 'n'},
+    {"seqlen-q", required_argument, NULL, SEQLEN_Q},
+    {"seqlen-k", required_argument, NULL, SEQLEN_K},
+    {"head-dim", required_argument, NULL, 'd'},
+    {"causal", no_argument, NULL, CAUSAL},
+    {"scale", required_argument, NULL, SCALE},
+    {"dtype", required_argument, NULL, DTYPE},
+    {"kernel", required_argument, NULL, KERNEL},
+    {"pass", required_argument, NULL, PASS},
+    {"data", required_argument, NULL, DATA},
+    {"seed", required_argument, NULL, SEED},
+    {"sram", required_argument, NULL, SRAM},
+    {"repeat", required_argument, NULL, REPEAT},
+    {"fast", no_argument, NULL, FAST},
+    {"format", required_argument, NULL, FORMAT},
+    {"dump", required_argument, NULL, DUMP},
+    {"load", required_argument, NULL, LOAD},
+    {"list", no_argument, NULL, LIST},
+    {"help", no_argument, NULL, 'h'},
+    {"version", no_argument, NULL, VERSION},
+    {NULL, 0, NULL, 0},
+};
+
+void options_help(const char *program) {
+    printf("Usage: %s [OPTIONS]\n"
+           "Runs attention kernels, checks them against the naive algorithm in double precision and counts\n"
+           "the bytes they ask of HBM.\n\n"
+           "The problem\n"
+           "  -b, --batch N         B, default 1\n"
+           "  -H, --heads N         H, query heads, default 2\n"
+           "      --kv-heads N      Hkv, key/value heads; divides H; default H\n"
+           "  -n, --seqlen N        Nq and Nk, default 512\n"
+           "      --seqlen-q N, --seqlen-k N   one of them alone\n"
+           "  -d, --head-dim N      d, a multiple of 8 up to 256, default 64\n"
+           "      --causal          query i sees the keys j <= i + Nk - Nq\n"
+           "      --scale X         of QK^T, default 1/sqrt(d)\n"
+           "      --dtype TYPE      fp32, fp16, bf16 or fp8; default: the kernel's first\n"
+           "The input\n"
+           "      --data FAMILY     normal (default), large, rising, outliers, constant, one-hot\n"
+           "      --seed N          default 1\n"
+           "      --load DIR        Q.npy, K.npy, V.npy instead; may be repeated; with --data, besides\n"
+           "What to run, on what\n"
+           "      --kernel NAME     one kernel; default all\n"
+           "      --pass PASS       forward (default), backward or both\n"
+           "      --sram BYTES      shared memory a block may use (64K = 65536); default: the machine's\n"
+           "      --repeat N        timed runs on a GPU, default 20; in all runs the output must be the same\n"
+           "      --fast            simulator: count bytes only, skip sectors\n"
+           "What to print\n"
+           "      --format FORMAT   table (default) or csv\n"
+           "      --dump DIR        write Q K V O LSE as .npy; with several kernels to DIR/NAME/\n"
+           "      --list, --help, --version\n\n"
+           "Exit status: 0 right; 1 a wrong result or a fault found; 2 bad usage; 3 this machine cannot.\n",
+           program);
+}
+
+// ---- one value at a time: each function reports its own mistake --------------------------------
+
+struct value {
+    const char *option, *text;
+    char *why;
+    size_t why_size;
+};
+
+static bool refuse(const struct value *v, const char *what) {
+    snprintf(v->why, v->why_size, "--%s %s: %s", v->option, v->text, what);
+    return false;
+}
+
+static bool read_integer(const struct value *v, long long least, long long most, long long *out) {
+    char *end, what[96];
+    errno = 0;
+    *out = strtoll(v->text, &end, 10);
+    if (end == v->text || *end) return refuse(v, "not a whole number");
+    snprintf(what, sizeof what, "must be %lld .. %lld", least, most);
+    if (errno || *out < least || *out > most) return refuse(v, what);
+    return true;
+}
+
+static bool read_int(const struct value *v, int least, int most, int *out) {
+    long long x;
+    if (!read_integer(v, least, most, &x)) return false;
+    *out = (int)x;
+    return true;
+}
+
+static bool read_seed(const struct value *v, uint64_t *out) {
+    char *end;
+    errno = 0;
+    *out = strtoull(v->text, &end, 10);
+    if (end == v->text || *end || errno || strchr(v->text, '-')) return refuse(v, "must be 0 .. 18446744073709551615");
+    return true;
+}
+
+static bool read_scale(const struct value *v, float *out) {
+    char *end;
+    *out = strtof(v->text, &end);
+    if (end == v->text || *end) return refuse(v, "not a number");
+    if (!isfinite(*out) || !(*out > 0)) return refuse(v, "must be finite and above 0");
+    return true;
+}
+
+static bool read_bytes(const struct value *v, size_t *out) {
+    char *end;
+    errno = 0;
+    long long n = strtoll(v->text, &end, 10);
+    bool kilo = *end == 'K' || *end == 'k';
+    if (end == v->text || end[kilo] || errno) return refuse(v, "not a number of bytes; write 65536 or 64K");
+    if (n < 1 || n > (1 << 30)) return refuse(v, "must be 1 .. 1073741824 bytes");
+    *out = (size_t)n << (kilo ? 10 : 0);
+    return true;
+}
+
+static bool read_dtype(const struct value *v, enum attn_dtype *out) {
+    for (int t = 0; t < ATTN_DTYPES; t++)
+        if (!strcmp(v->text, attn_dtype_name((enum attn_dtype)t))) {
+            *out = (enum attn_dtype)t;
+            return true;
+        }
+    return refuse(v, "must be fp32, fp16, bf16 or fp8");
+}
+
+static bool read_pass(const struct value *v, unsigned *out) {
+    static const char *const names[] = {[ATTN_FORWARD] = "forward", [ATTN_BACKWARD] = "backward",
+                                        [ATTN_FORWARD | ATTN_BACKWARD] = "both"};
+    for (unsigned pass = ATTN_FORWARD; pass <= (ATTN_FORWARD | ATTN_BACKWARD); pass++)
+        if (!strcmp(v->text, names[pass])) {
+            *out = pass;
+            return true;
+        }
+    return refuse(v, "must be forward, backward or both");
+}
+
+static bool read_format(const struct value *v, bool *csv) {
+    *csv = !strcmp(v->text, "csv");
+    return *csv || !strcmp(v->text, "table") || refuse(v, "must be table or csv");
+}
+
+static bool add_load(const struct value *v, struct options *o) {
+    if (o->loads == MAX_LOADS) return refuse(v, "at most 8 folders can be loaded in one run");
+    o->load[o->loads++] = v->text;
+    return true;
+}
+
+// ---- the whole line ----------------------------------------------------------------------------
+
+// Lengths as given; 0 where an option was not given.
+struct lengths {
+    int both, q, k, kv_heads;
+};
+
+static bool read_option(int c, const struct value *v, struct options *o, struct lengths *n) {
+    enum { MOST_N = 16777216, MOST_HEADS = 65535 };
+    switch (c) {
+    case 'b': return read_int(v, 1, MOST_HEADS, &o->problem.batch);
+    case 'H': return read_int(v, 1, MOST_HEADS, &o->problem.heads);
+    case KV_HEADS: return read_int(v, 1, MOST_HEADS, &n->kv_heads);
+    case 'n': return read_int(v, 1, MOST_N, &n->both);
+    case SEQLEN_Q: return read_int(v, 1, MOST_N, &n->q);
+    case SEQLEN_K: return read_int(v, 1, MOST_N, &n->k);
+    case 'd': return read_int(v, 8, 256, &o->problem.head_dim);
+    case CAUSAL: return o->problem.causal = true;
+    case SCALE: return o->scale_given = read_scale(v, &o->problem.scale);
+    case DTYPE: return o->dtype_given = read_dtype(v, &o->problem.dtype);
+    case KERNEL: o->kernel = strcmp(v->text, "all") ? v->text : NULL; return true;
+    case PASS: return read_pass(v, &o->passes);
+    case DATA: o->data_given = true; return data_family_parse(v->text, &o->data) ||
+                      refuse(v, "must be normal, large, rising, outliers, constant or one-hot");
+    case SEED: return read_seed(v, &o->seed);
+    case SRAM: return read_bytes(v, &o->sram);
+    case REPEAT: return read_int(v, 1, 1000000, &o->repeat);
+    case FAST: return o->fast = true;
+    case FORMAT: return read_format(v, &o->csv);
+    case DUMP: o->dump = v->text; return true;
+    case LOAD: return add_load(v, o);
+    case 'h': o->action = ACTION_HELP; return true;
+    case VERSION: o->action = ACTION_VERSION; return true;
+    case LIST: o->action = ACTION_LIST; return true;
+    }
+    return false;
+}
+
+static const char *long_name(int c) {
+    for (const struct option *l = long_options; l->name; l++)
+        if (l->val == c) return l->name;
+    return "";
+}
+
+static bool is_shape(int c) { return strchr("bHnd", c) || c == KV_HEADS || c == SEQLEN_Q || c == SEQLEN_K; }
+
+static void finish(struct options *o, const struct lengths *n) {
+    struct attn_problem *p = &o->problem;
+    p->seqlen_q = n->q ? n->q : n->both ? n->both : 512;
+    p->seqlen_k = n->k ? n->k : n->both ? n->both : 512;
+    p->kv_heads = n->kv_heads ? n->kv_heads : p->heads;
+    if (!o->scale_given) p->scale = (float)(1 / sqrt(p->head_dim));
+}
+
+static bool check_together(const struct options *o, char *why, size_t why_size) {
+    if (o->loads && o->shape_given && !o->data_given) {
+        snprintf(why, why_size, "--load %s: the files set the shape; leave out -b, -H, --kv-heads, -n, -d", o->load[0]);
+        return false;
+    }
+    if (o->dump && o->loads + (o->data_given || !o->loads) > 1) {
+        snprintf(why, why_size, "--dump %s: takes one input; give one --load, or --data", o->dump);
+        return false;
+    }
+    return true;
+}
+
+bool options_parse(int argc, char **argv, struct options *o, char *why, size_t why_size) {
+    *o = (struct options){.problem = {.batch = 1, .heads = 2, .head_dim = 64}, .passes = ATTN_FORWARD, .seed = 1};
+    struct lengths n = {0};
+    opterr = 0;    // our own messages: one line, with what to do
+    optind = 1;
+    for (int c; (c = getopt_long(argc, argv, ":b:H:n:d:h", long_options, NULL)) != -1;) {
+        const char *word = argv[optind - 1];
+        if (c == '?' || c == ':') {
+            snprintf(why, why_size, c == ':' ? "%s: needs a value; --help lists the options"
+                                             : "%s: unknown option; --help lists them", word);
+            return false;
+        }
+        struct value v = {long_name(c), optarg ? optarg : "", why, why_size};
+        if (!read_option(c, &v, o, &n)) return false;
+        o->shape_given |= is_shape(c);
+    }
+    if (optind < argc) {
+        snprintf(why, why_size, "%s: unexpected word; options begin with a dash, --help lists them", argv[optind]);
+        return false;
+    }
+    finish(o, &n);
+    return check_together(o, why, why_size);
+}

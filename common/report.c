@@ -1,0 +1,293 @@
+// report.c - what the reader sees.
+//
+// Four kinds of numbers speak of HBM traffic, and they are never mixed:
+//   model     what the step's own function computes for this shape
+//   asked     32-byte sectors that warps asked for, counted once per warp request, times 32
+//   L2, DRAM  what the GPU's counters saw behind the L1 caches, and behind L2 (GPU only)
+//   distinct  sectors touched, counted once per launch: what must move if nothing stays in a cache
+//             from one launch to the next (simulator only)
+
+#include "report.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static const char *const pass_name[] = {[ATTN_FORWARD] = "forward", [ATTN_BACKWARD] = "backward"};
+
+// ---- words and numbers ---------------------------------------------------------------------------
+
+// "1.28 GB": three digits, decimal units. Several results can stand in one printf.
+static const char *bytes_text(double bytes) {
+    static char ring[16][24];
+    static int next;
+    char *out = ring[next++ % 16];
+    static const char *const unit[] = {"B", "kB", "MB", "GB", "TB", "PB"};
+    int u = 0;
+    for (; bytes >= 999.5 && u < 5; u++) bytes /= 1000;
+    int digits = u == 0 || bytes >= 99.95 ? 0 : bytes >= 9.995 ? 1 : 2;
+    snprintf(out, sizeof ring[0], "%.*f %s", digits, bytes, unit[u]);
+    return out;
+}
+
+static double total(const struct attn_traffic *t) {
+    return (double)t->load + (double)t->store + (double)t->atomic + (double)t->tma_load + (double)t->tma_store;
+}
+
+static double tflops(const struct result *r) {
+    return attn_flops(&r->prepared->problem, r->pass) / r->measured.microseconds / 1e6;
+}
+
+static const char *coloured(const char *word, int colour) {
+    static char text[48];
+    if (!isatty(STDOUT_FILENO) || getenv("NO_COLOR")) return word;
+    snprintf(text, sizeof text, "\033[%dm%s\033[0m", colour, word);
+    return text;
+}
+
+static const char *outcome_text(const struct result *r) {
+    enum { RED = 31, GREEN = 32, YELLOW = 33 };
+    switch (r->outcome) {
+    case RAN_RIGHT: return coloured("ok", GREEN);
+    case RAN_WRONG: return coloured("WRONG", RED);
+    default: return coloured("not run", YELLOW);
+    }
+}
+
+// ---- the table -------------------------------------------------------------------------------------
+
+static void print_title(struct reporter *to, const struct result *r) {
+    const struct attn_problem *p = &r->prepared->problem;
+    const struct machine *m = to->machine;
+    if (to->titled) printf("\n");
+    to->titled = r->prepared;
+    printf("%s%s%s, %zu KB of shared memory a block\n", m->name, m->driver[0] ? ", driver " : "", m->driver, p->smem >> 10);
+    printf("input %s: B %d, H %d, Hkv %d, Nq %d, Nk %d, d %d, %s, %s, scale %g; each input read once and each "
+           "output written once: %s\n\n",
+           r->prepared->name, p->batch, p->heads, p->kv_heads, p->seqlen_q, p->seqlen_k, p->head_dim,
+           p->causal ? "causal" : "no mask", attn_dtype_name(p->dtype), p->scale, bytes_text((double)r->compulsory));
+    printf("%-20s %-16s %-4s %8s %7s %9s %9s   ", "step", "kernel", "type", "error", "of bar", "model", "asked");
+    if (m->simulated) printf("%9s ", "distinct");
+    else printf("%9s %9s %9s %8s %8s ", "L2", "DRAM", "time us", "TFLOP/s", "of peak");
+    printf("%9s %8s %9s %8s  %s\n", "workspace", "smem", "conflicts", "launches", "result");
+}
+
+static void print_cell(bool known, int width, const char *text) { printf("%*s ", width, known ? text : "-"); }
+
+static void print_gpu_cells(const struct result *r) {
+    const struct measurement *m = &r->measured;
+    char time[24] = "", speed[24] = "", share[24] = "";
+    double peak = machine_peak_flops(r->prepared->problem.dtype);
+    print_cell(m->has_l2, 9, bytes_text((double)m->l2_read + (double)m->l2_write));
+    print_cell(m->has_dram, 9, bytes_text((double)m->dram_read + (double)m->dram_write));
+    if (m->has_time) {
+        snprintf(time, sizeof time, "%.1f", m->microseconds);
+        snprintf(speed, sizeof speed, "%.3g", tflops(r));
+        if (peak > 0) snprintf(share, sizeof share, "%.2f%%", 100e12 * tflops(r) / peak);
+    }
+    print_cell(m->has_time, 9, time);
+    print_cell(m->has_time, 8, speed);
+    print_cell(share[0] != 0, 8, share);
+}
+
+static void print_row(const struct reporter *to, const struct result *r) {
+    const struct measurement *m = &r->measured;
+    printf("%-20s %-16s %-4s ", r->kernel->step, r->kernel->name, attn_dtype_name(r->prepared->problem.dtype));
+    if (r->outcome == NOT_SUPPORTED || r->outcome == NOT_POSSIBLE) {
+        printf("%s: %s\n", outcome_text(r), r->why);
+        return;
+    }
+    double of_bar = 0;
+    for (int i = 0; i < r->checks; i++) of_bar = fmax(of_bar, isnan(r->check[i].of_bar) ? INFINITY : r->check[i].of_bar);
+    if (r->checks) printf("%8.1e %6.0f%% ", r->check[0].error, 100 * of_bar);
+    else printf("%8s %7s ", "-", "-");
+    printf("%9s ", bytes_text(total(&r->model)));
+    printf("%9s %s ", m->has_asked ? bytes_text(total(&m->asked)) : "-", !m->has_asked ? " " : r->asked_is_model ? "=" : "!");
+    if (to->machine->simulated) print_cell(m->has_distinct, 9, bytes_text((double)m->distinct_read + (double)m->distinct_write));
+    else print_gpu_cells(r);
+    printf("%9s %8s ", bytes_text((double)r->workspace), bytes_text((double)m->smem_per_block));
+    if (m->has_conflicts) printf("%9" PRIu64 " ", m->bank_conflicts);
+    else printf("%9s ", "-");
+    printf("%8d  %s\n", m->launches, outcome_text(r));
+    if (r->outcome == RAN_WRONG) printf("    %s\n", r->why);
+    if (m->note[0]) printf("    note: %s\n", m->note);
+}
+
+// ---- the numbers explained, for one kernel -----------------------------------------------------------
+
+static void print_traffic(const char *label, const struct attn_traffic *t, const char *meaning) {
+    printf("  %-11s%18" PRIu64 "%18" PRIu64 "%16" PRIu64 "   %s\n", label, t->load + t->tma_load, t->store + t->tma_store,
+           t->atomic, meaning);
+}
+
+static void print_pair(const char *label, uint64_t load, uint64_t store, const char *meaning) {
+    printf("  %-11s%18" PRIu64 "%18" PRIu64 "%16s   %s\n", label, load, store, "", meaning);
+}
+
+static void print_buffers(const struct measurement *m) {
+    printf("\n  %-8s%15s | %-50s | %s\n", "buffer", "size", "loads: wanted by threads, moved in sectors, used",
+           "stores: likewise");
+    for (int i = 0; i < m->buffers; i++) {
+        const struct machine_buffer *b = &m->buffer[i];
+        if (!(b->load_bytes + b->store_bytes + b->atomic_bytes)) continue;
+        printf("  %-8s%15" PRIu64 " |", b->name, b->size);
+        const uint64_t wanted[] = {b->load_bytes, b->store_bytes}, moved[] = {32 * b->load_sectors, 32 * b->store_sectors};
+        for (int k = 0; k < 2; k++) {
+            if (wanted[k]) printf("%19" PRIu64 "%19" PRIu64 " %9.1f%%", wanted[k], moved[k], moved[k] ? 100.0 * (double)wanted[k] / (double)moved[k] : 0);
+            else printf("%49s", "");
+            printf("%s", k ? "\n" : "  |");
+        }
+    }
+}
+
+static void print_detail(const struct reporter *to, const struct result *r) {
+    const struct measurement *m = &r->measured;
+    printf("\n  %-11s%18s%18s%16s\n", "bytes", "load", "store", "atomic");
+    print_traffic("model", &r->model, r->kernel->formula);
+    if (m->has_asked) print_traffic("asked", &m->asked, "32-byte sectors, counted once per warp request");
+    if (m->has_l2) print_pair("L2", m->l2_read, m->l2_write, "what missed L1");
+    if (m->has_dram) print_pair("DRAM", m->dram_read, m->dram_write, "what missed L2, or was written back");
+    if (m->has_distinct) print_pair("distinct", m->distinct_read, m->distinct_write, "sectors, counted once per launch");
+    if (to->machine->simulated && m->has_asked) print_buffers(m);
+    printf("\n");
+    for (int i = 0; i < m->launches && i < MACHINE_MAX_LAUNCHES; i++) {
+        printf("  launch %d: %s", i + 1, m->launch[i].kernel);
+        if (m->launch[i].microseconds > 0) printf(", %.1f us", m->launch[i].microseconds);
+        printf("\n");
+    }
+    for (int i = 0; i < r->checks; i++)
+        printf("  %s: largest error %.3g, at most %.0f%% of what the bar allows\n", r->check[i].tensor, r->check[i].error,
+               100 * r->check[i].of_bar);
+}
+
+// ---- CSV -----------------------------------------------------------------------------------------------
+
+// A field in quotes, with quotes doubled (RFC 4180).
+static void csv_text(const char *text) {
+    putchar('"');
+    for (; *text; text++) {
+        if (*text == '"') putchar('"');
+        putchar(*text);
+    }
+    putchar('"');
+}
+
+static void csv_number(bool known, double x) {
+    putchar(',');
+    if (known) printf("%.9g", x);
+}
+
+static void csv_bytes(bool known, uint64_t x) {
+    putchar(',');
+    if (known) printf("%" PRIu64, x);
+}
+
+static void csv_traffic(bool known, const struct attn_traffic *t) {
+    csv_bytes(known, t->load);
+    csv_bytes(known, t->store);
+    csv_bytes(known, t->atomic);
+    csv_bytes(known, t->tma_load);
+    csv_bytes(known, t->tma_store);
+}
+
+static void csv_today(void) {
+    char day[16];
+    time_t now = time(NULL);
+    strftime(day, sizeof day, "%Y-%m-%d", gmtime(&now));
+    printf("%s,", day);
+}
+
+static void csv_problem(const struct reporter *to, const struct result *r) {
+    const struct attn_problem *p = &r->prepared->problem;
+    printf(",%s,%d,%s,%s,", r->kernel->step, r->kernel->rung, r->kernel->name, pass_name[r->pass]);
+    csv_text(r->prepared->name);
+    printf(",%" PRIu64 ",%s,%d,%d,%d,%d,%d,%d,%d,%.9g,%zu", to->seed, attn_dtype_name(p->dtype), p->batch, p->heads, p->kv_heads,
+           p->seqlen_q, p->seqlen_k, p->head_dim, p->causal, p->scale, p->smem);
+}
+
+static void csv_launches(const struct measurement *m) {
+    putchar(',');
+    for (int i = 0; m->has_time && i < m->launches && i < MACHINE_MAX_LAUNCHES; i++)
+        printf("%s%s:%.2f", i ? ";" : "", m->launch[i].kernel, m->launch[i].microseconds);
+}
+
+static void csv_header(void) {
+    printf("date,device,driver,step,rung,kernel,pass,input,seed,dtype,batch,heads,kv_heads,seqlen_q,seqlen_k,head_dim,"
+           "causal,scale,smem_limit,result,why,error_O,of_bar_O,error_LSE,of_bar_LSE,"
+           "model_load,model_store,model_atomic,model_tma_load,model_tma_store,"
+           "asked_load,asked_store,asked_atomic,asked_tma_load,asked_tma_store,"
+           "L2_read,L2_write,DRAM_read,DRAM_write,distinct_read,distinct_write,"
+           "compulsory,workspace,smem_per_block,bank_conflicts,launches,time_us,TFLOPs,peak_TFLOPs,peak_GBs,"
+           "launch_us,command\n");
+}
+
+static void csv_row(const struct reporter *to, const struct result *r) {
+    static const char *const words[] = {[RAN_RIGHT] = "ok", [RAN_WRONG] = "wrong", [NOT_SUPPORTED] = "unsupported",
+                                        [NOT_POSSIBLE] = "impossible"};
+    const struct measurement *m = &r->measured;
+    bool ran = r->outcome == RAN_RIGHT || r->outcome == RAN_WRONG;
+    csv_today();
+    csv_text(to->machine->name);
+    printf(",%s", to->machine->driver);
+    csv_problem(to, r);
+    printf(",%s,", words[r->outcome]);
+    csv_text(r->why);
+    for (int i = 0; i < 2; i++) {
+        csv_number(i < r->checks, r->check[i].error);
+        csv_number(i < r->checks, r->check[i].of_bar);
+    }
+    csv_traffic(ran, &r->model);
+    csv_traffic(m->has_asked, &m->asked);
+    csv_bytes(m->has_l2, m->l2_read);
+    csv_bytes(m->has_l2, m->l2_write);
+    csv_bytes(m->has_dram, m->dram_read);
+    csv_bytes(m->has_dram, m->dram_write);
+    csv_bytes(m->has_distinct, m->distinct_read);
+    csv_bytes(m->has_distinct, m->distinct_write);
+    csv_bytes(true, r->compulsory);
+    csv_bytes(ran, r->workspace);
+    csv_bytes(ran, m->smem_per_block);
+    csv_bytes(m->has_conflicts, m->bank_conflicts);
+    csv_bytes(ran, (uint64_t)m->launches);
+    double peak = m->has_time ? machine_peak_flops(r->prepared->problem.dtype) : 0;
+    csv_number(m->has_time, m->microseconds);
+    csv_number(m->has_time, m->has_time ? tflops(r) : 0);
+    csv_number(peak > 0, peak / 1e12);
+    csv_number(m->has_time, m->has_time ? machine_peak_bandwidth() / 1e9 : 0);
+    csv_launches(m);
+    putchar(',');
+    csv_text(to->command);
+    putchar('\n');
+}
+
+// ---- for main.c ------------------------------------------------------------------------------------------
+
+void report_result(struct reporter *to, const struct result *r) {
+    report_progress(NULL);
+    if (to->csv) {
+        if (!to->titled) csv_header();
+        to->titled = r->prepared;
+        csv_row(to, r);
+    } else {
+        if (to->titled != r->prepared) print_title(to, r);
+        print_row(to, r);
+        if (to->detail && (r->outcome == RAN_RIGHT || r->outcome == RAN_WRONG)) print_detail(to, r);
+    }
+    fflush(stdout);
+}
+
+void report_progress(const char *format, ...) {
+    if (!isatty(STDERR_FILENO)) return;
+    fputs("\r\033[K", stderr);
+    if (!format) return;
+    va_list arguments;
+    va_start(arguments, format);
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    fflush(stderr);
+}

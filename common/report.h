@@ -1,0 +1,21 @@
+// report.h - what the reader sees: a table with one row a kernel, or CSV with stable columns.
+#ifndef REPORT_H
+#define REPORT_H
+
+#include "run.h"
+
+struct reporter {
+    bool csv;
+    bool detail;                    // table: one kernel only, so explain its numbers as well
+    const struct machine *machine;
+    const char *command;            // the whole command line, for the CSV
+    uint64_t seed;
+    const struct prepared *titled;  // the input whose title was printed last
+};
+
+void report_result(struct reporter *, const struct result *);
+
+// One line on stderr, only on a terminal, overwritten by the next; NULL clears it.
+void report_progress(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+#endif

@@ -1,0 +1,26 @@
+// fiber.h - a fiber is a stack and a place to go on: a thread without an operating system.
+#ifndef FIBER_H
+#define FIBER_H
+
+#include <stddef.h>
+
+struct fiber {
+    void *stack_pointer;         // where it left off; valid while it does not run
+    char *stack;                 // the mapping; NULL for the stack an OS thread came with
+    size_t mapped;               // its bytes
+    char *top;                   // the stack grows down from here
+};
+
+// Maps a stack of `bytes` bytes with an unmapped page below it, so that an overflow faults.
+// `colour` shifts the top: stacks whose tops agree modulo 4096 would fight for the same cache
+// sets. Returns false when there is no memory.
+int fiber_create(struct fiber *, size_t bytes, int colour);
+void fiber_destroy(struct fiber *);
+
+// The next switch to this fiber calls entry() on an empty stack. entry must never return.
+void fiber_start(struct fiber *, void (*entry)(void));
+
+// Leaves `from` here and goes on in `to` where that one left off.
+void fiber_switch_to(struct fiber *from, struct fiber *to);
+
+#endif

@@ -1,0 +1,144 @@
+// internal.h - what the simulator's own files share.
+#ifndef SIM_INTERNAL_H
+#define SIM_INTERNAL_H
+
+#include "fiber.h"
+#include "sim.h"
+
+// ---- one access, as a hook saw it -----------------------------------------------------------
+
+// `pc` is where in the executable the access stands (the hook's return address minus the load
+// address): lanes that access at the same pc do so in the same instruction.
+enum space { GLOBAL, SHARED, MARK };   // MARK: no access; the lane jumped backwards from this pc
+struct access {
+    uint64_t address;
+    uint32_t pc;
+    uint8_t size;                // bytes, at most 16
+    uint8_t kind;                // enum sim_kind
+    uint8_t space;               // enum space
+};
+enum { END_OF_LOG = UINT32_MAX };
+
+// ---- CUDA threads, warps, blocks --------------------------------------------------------------
+
+struct thread {
+    struct fiber fiber;
+    struct sim_dim3 idx;
+    int id, lane;
+    struct warp *warp;
+    bool exited;
+    const char *waits_for;       // NULL: running or ready
+    struct sim_place where;      // of the wait
+    struct thread *next;         // in the queue it stands in
+    void *argument;              // brought to a warp collective
+
+    struct access *log;          // since the warp last came to rest
+    struct access *log_next, *log_end;
+    uint32_t last_block;         // pc of the basic block it entered last
+};
+
+struct queue {
+    struct thread *first, *last;
+};
+
+// Some lanes of a warp on their way to a collective.
+struct meeting {
+    uint32_t mask, arrived;      // arrived == 0: this place is free
+    sim_warp_op op;
+    const char *what;
+    struct sim_place where;      // of the first to arrive
+};
+
+struct warp {
+    struct thread *lane[32];
+    int size, running;           // running: neither waiting nor exited
+    struct meeting meeting[32];  // disjoint masks, so never more than 32 at a time
+};
+
+struct barrier {
+    int arrived, votes, result;
+    struct queue waiting;
+    const char *what;
+    struct sim_place where;      // of the first to arrive
+};
+
+// ---- counts ------------------------------------------------------------------------------------
+
+struct traffic {
+    uint64_t bytes[SIM_KINDS], sectors[SIM_KINDS];
+};
+
+struct tally {
+    struct traffic buffer[SIM_MAX_BUFFERS];
+    uint64_t shared_bytes[SIM_KINDS];
+    uint64_t accesses, wavefronts, ideal_wavefronts;
+};
+
+// One per OS thread: runs one block at a time.
+struct worker {
+    struct thread *self;         // the CUDA thread that runs now; NULL outside kernels
+    bool fast;                   // count bytes only
+    uintptr_t shared_base;       // this OS thread's copy of the TLS segment: __shared__ memory
+    size_t shared_bytes;
+    const uint8_t *shared_owner; // per byte: may this launch use it (symbols.c)
+    struct tally tally;
+
+    struct sim_dim3 block_idx;
+    int threads, warps, live;
+    struct thread *thread;
+    struct warp *warp;
+    struct queue ready;
+    struct barrier barrier;
+    struct fiber home;           // the OS thread's own stack
+    char place[300];             // symbols_place() answers here
+};
+
+// The only thread-local variable of the simulator's own: all others in the program are __shared__.
+extern _Thread_local struct worker *sim_worker;
+extern const struct sim_launch *sim_now;    // the launch in progress, NULL between launches
+
+// ---- scheduler.c -------------------------------------------------------------------------------
+
+// Ends the launch with an error, in one line; never returns. From a CUDA thread only.
+_Noreturn void sim_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+// ---- memory.c ----------------------------------------------------------------------------------
+
+struct buffer {
+    uintptr_t start;
+    size_t size;
+    char name[24];
+    bool live;
+    struct traffic total;
+    uint64_t distinct[SIM_KINDS];
+    uint8_t *touched;            // per sector, bit 1 << kind: in this launch
+};
+extern struct buffer sim_buffer[SIM_MAX_BUFFERS];    // number 0 is "no buffer"
+extern int sim_buffers;
+int sim_buffer_at(uintptr_t address);       // 0 if none
+void memory_launch_begin(void);             // clears `touched`
+void memory_launch_end(void);               // adds `touched` to `distinct`
+
+// ---- meter.c -----------------------------------------------------------------------------------
+
+void meter_warp(struct worker *, struct warp *);   // puts the lanes' logs together and counts
+
+// ---- symbols.c ---------------------------------------------------------------------------------
+
+extern uintptr_t sim_load_address;          // of the executable
+static inline uint32_t symbols_pc(const void *return_address) {
+    return (uint32_t)((uintptr_t)return_address - sim_load_address);
+}
+// "step00_naive/attention.cu:41" of the access before `pc`; valid until this thread asks again.
+const char *symbols_place(uint32_t pc);
+// Bytes of __shared__ arrays that the kernel declares.
+size_t symbols_static_smem(const void *kernel);
+// A map of the TLS segment: 1 for each byte of the kernel's __shared__ arrays and of the first
+// `dynamic` bytes of smem. Valid until the next call.
+const uint8_t *symbols_shared_map(const void *kernel, size_t dynamic);
+// Name of the __shared__ array at this offset of the TLS segment, or "".
+const char *symbols_shared_name(size_t offset, size_t *start, size_t *size);
+// This OS thread's copy of the TLS segment.
+void symbols_shared_segment(uintptr_t *base, size_t *bytes);
+
+#endif

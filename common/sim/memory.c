@@ -1,0 +1,277 @@
+// memory.c - HBM as a range of addresses, and the hooks through which every access is seen.
+//
+// A kernel file is compiled with the compiler's ThreadSanitizer instrumentation, which puts a call
+// such as __tsan_read4(address) before each load and store, but linked without ThreadSanitizer's
+// runtime: the functions are ours. An address inside the HBM range is a global access, one inside
+// the OS thread's TLS segment (where __shared__ arrays live, as thread_local) is a shared one, and
+// anything else is a register or a local variable of the kernel and does not count.
+
+#include "internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+// HBM is handed out in granules of 64 KB, with at least one unused granule after every buffer, so
+// that running off the end of one does not land in the next.
+#define HBM_BYTES ((size_t)1 << 38)    // of addresses; pages are real only once touched
+enum { GRANULE = 64 << 10, NULL_PAGE = 64 << 10 };
+
+static uintptr_t hbm;                                // where the range starts; 0: not mapped yet
+static uint8_t granule_owner[HBM_BYTES / GRANULE];   // number of the buffer, 0 for none
+struct buffer sim_buffer[SIM_MAX_BUFFERS];
+int sim_buffers = 1;
+
+// ---- buffers -----------------------------------------------------------------------------------
+
+static uint8_t *owner_of(uintptr_t address) { return &granule_owner[(address - hbm) / GRANULE]; }
+
+static bool map_hbm(void) {
+    if (hbm) return true;
+    void *p = mmap(NULL, HBM_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                   -1, 0);
+    if (p == MAP_FAILED) return false;
+    hbm = (uintptr_t)p;
+    return true;
+}
+
+// First gap that is large enough. There are few buffers, so looking at each granule is fine.
+static uintptr_t find_gap(size_t granules) {
+    size_t all = HBM_BYTES / GRANULE, run = 0;
+    for (size_t g = 1; g < all; g++) {
+        run = granule_owner[g] ? 0 : run + 1;
+        if (run == granules + 2) return hbm + (g - granules) * GRANULE;
+    }
+    return 0;
+}
+
+static int free_number(void) {
+    for (int b = 1; b < sim_buffers; b++)
+        if (!sim_buffer[b].live) return b;
+    return sim_buffers < SIM_MAX_BUFFERS ? sim_buffers++ : 0;
+}
+
+static bool enough_memory(size_t bytes) {
+    size_t used = 0, page = (size_t)sysconf(_SC_PAGESIZE), all = (size_t)sysconf(_SC_PHYS_PAGES) * page;
+    for (int b = 1; b < sim_buffers; b++)
+        if (sim_buffer[b].live) used += sim_buffer[b].size;
+    return bytes <= all && used + bytes <= all / 10 * 9;    // never drive the machine into swapping
+}
+
+void *sim_alloc(const char *name, size_t bytes) {
+    size_t granules = bytes / GRANULE + 1;
+    if (!enough_memory(bytes) || !map_hbm()) return NULL;
+    uintptr_t start = find_gap(granules);
+    int number = start ? free_number() : 0;
+    uint8_t *touched = number ? calloc(bytes / 32 + 1, 1) : NULL;
+    if (!touched) return NULL;
+    struct buffer *b = &sim_buffer[number];
+    *b = (struct buffer){.start = start, .size = bytes, .live = true, .touched = touched};
+    snprintf(b->name, sizeof b->name, "%s", name);
+    memset(owner_of(start), number, granules);
+    memset((void *)start, 0xff, bytes);    // NaN in every type that we use
+    return (void *)start;
+}
+
+void sim_free(void *p) {
+    int number = sim_buffer_at((uintptr_t)p);
+    if (!number) return;
+    struct buffer *b = &sim_buffer[number];
+    size_t granules = b->size / GRANULE + 1;
+    memset(owner_of(b->start), 0, granules);
+    madvise((void *)b->start, granules * GRANULE, MADV_DONTNEED);
+    free(b->touched);
+    *b = (struct buffer){0};
+}
+
+int sim_buffer_at(uintptr_t address) { return hbm && address - hbm < HBM_BYTES ? *owner_of(address) : 0; }
+
+void memory_launch_begin(void) {
+    for (int b = 1; b < sim_buffers; b++)
+        if (sim_buffer[b].live) memset(sim_buffer[b].touched, 0, sim_buffer[b].size / 32 + 1);
+}
+
+void memory_launch_end(void) {
+    for (int b = 1; b < sim_buffers; b++)
+        for (size_t s = 0; sim_buffer[b].live && s <= sim_buffer[b].size / 32; s++)
+            for (int k = 0; k < SIM_KINDS; k++) sim_buffer[b].distinct[k] += sim_buffer[b].touched[s] >> k & 1;
+}
+
+// ---- what can be wrong with an address -------------------------------------------------------
+
+static const char *verb(int kind) {
+    return kind == SIM_LOAD ? "load" : kind == SIM_STORE ? "store" : "atomic";
+}
+
+static struct buffer *nearest_buffer(uintptr_t a) {
+    struct buffer *best = NULL;
+    size_t distance = SIZE_MAX;
+    for (int i = 1; i < sim_buffers; i++) {
+        struct buffer *b = &sim_buffer[i];
+        size_t d = a < b->start ? b->start - a : a - b->start < b->size ? 0 : a - b->start - b->size;
+        if (b->live && d < distance) best = b, distance = d;
+    }
+    return best;
+}
+
+static _Noreturn void fail_global(uintptr_t a, unsigned size, int kind, uint32_t pc) {
+    struct buffer *b = nearest_buffer(a);
+    if (!b) sim_fail("out of bounds: %s of %u bytes where no buffer is, at %s", verb(kind), size, symbols_place(pc));
+    if (a < b->start)
+        sim_fail("out of bounds: %s of %u bytes, %zu bytes before the start of %s, at %s", verb(kind), size,
+                 (size_t)(b->start - a), b->name, symbols_place(pc));
+    sim_fail("out of bounds: %s of %u bytes, %zu bytes after the start of %s, which has %zu, at %s", verb(kind),
+             size, (size_t)(a - b->start), b->name, b->size, symbols_place(pc));
+}
+
+static _Noreturn void fail_shared(struct worker *w, uintptr_t a, unsigned size, int kind, uint32_t pc) {
+    size_t start, bytes;
+    const char *name = symbols_shared_name(a - w->shared_base, &start, &bytes);
+    if (!name[0])
+        sim_fail("out of bounds: %s of %u bytes of shared memory that this kernel does not have, at %s",
+                 verb(kind), size, symbols_place(pc));
+    sim_fail("out of bounds: %s of %u bytes of shared memory, %zu bytes after the start of %s, at %s "
+             "(the launch gave it less, or it belongs to another kernel)",
+             verb(kind), size, (size_t)(a - w->shared_base - start), name, symbols_place(pc));
+}
+
+static _Noreturn void fail_null(uintptr_t a, unsigned size, int kind, uint32_t pc) {
+    sim_fail("null pointer: %s of %u bytes at address %zu, at %s", verb(kind), size, (size_t)a, symbols_place(pc));
+}
+
+static _Noreturn void fail_misaligned(uintptr_t a, unsigned size, int kind, uint32_t pc) {
+    sim_fail("misaligned: %s of %u bytes at an address that is %u modulo %u, at %s", verb(kind), size,
+             (unsigned)(a % size), size, symbols_place(pc));
+}
+
+// ---- the hooks ---------------------------------------------------------------------------------
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+// The meter wants one place more than there are entries, for its end mark.
+static __attribute__((noinline)) void grow_log(struct thread *t, struct access last) {
+    size_t used = (size_t)(t->log_next - t->log), room = used ? 2 * used : 256;
+    t->log = realloc(t->log, (room + 1) * sizeof *t->log);
+    if (!t->log) sim_fail("no memory left to note accesses; use --fast");
+    t->log_next = t->log + used;
+    t->log_end = t->log + room;
+    *t->log_next++ = last;
+}
+
+ALWAYS_INLINE void log_access(struct thread *t, struct access a) {
+    if (t->log_next == t->log_end) grow_log(t, a);
+    else *t->log_next++ = a;
+}
+
+// The heart of it: called for each access of each CUDA thread, so every instruction here counts.
+ALWAYS_INLINE void see(uintptr_t a, unsigned size, int kind, const void *return_address) {
+    struct worker *w = sim_worker;
+    if (!w) return;    // the host's code in a .cu file
+    uint32_t pc = symbols_pc(return_address);
+    enum space space;
+    if (a - hbm < HBM_BYTES) {
+        int b = *owner_of(a);
+        if (a + size - sim_buffer[b].start > sim_buffer[b].size) fail_global(a, size, kind, pc);
+        w->tally.buffer[b].bytes[kind] += size;
+        space = GLOBAL;
+    } else if (a - w->shared_base < w->shared_bytes) {
+        const uint8_t *owner = w->shared_owner + (a - w->shared_base);
+        if (!owner[0] || !owner[size - 1]) fail_shared(w, a, size, kind, pc);
+        w->tally.shared_bytes[kind] += size;
+        space = SHARED;
+    } else {
+        if (a < NULL_PAGE) fail_null(a, size, kind, pc);
+        return;
+    }
+    if (a & (size - 1)) fail_misaligned(a, size, kind, pc);
+    if (!w->fast) log_access(w->self, (struct access){a, pc, (uint8_t)size, (uint8_t)kind, (uint8_t)space});
+}
+
+// A copy of a whole struct. The GPU would move it in pieces of at most 16 bytes, too.
+static void see_range(uintptr_t a, size_t bytes, int kind, const void *return_address) {
+    while (bytes) {
+        unsigned size = 16;
+        while (size > bytes || (a & (size - 1))) size /= 2;
+        see(a, size, kind, return_address);
+        a += size;
+        bytes -= size;
+    }
+}
+
+#define HERE __builtin_return_address(0)
+#define ADDRESS (uintptr_t) p
+#define HOOKS(n)                                                                                         \
+    void __tsan_read##n(void *p) { see(ADDRESS, n, SIM_LOAD, HERE); }                                    \
+    void __tsan_write##n(void *p) { see(ADDRESS, n, SIM_STORE, HERE); }                                  \
+    void __tsan_unaligned_read##n(void *p) { see(ADDRESS, n, SIM_LOAD, HERE); }                          \
+    void __tsan_unaligned_write##n(void *p) { see(ADDRESS, n, SIM_STORE, HERE); }                        \
+    void __tsan_volatile_read##n(void *p) { see(ADDRESS, n, SIM_LOAD, HERE); }                           \
+    void __tsan_volatile_write##n(void *p) { see(ADDRESS, n, SIM_STORE, HERE); }                         \
+    void __tsan_read_write##n(void *p) { see(ADDRESS, n, SIM_LOAD, HERE), see(ADDRESS, n, SIM_STORE, HERE); }
+
+// The compilers' names; nobody declares them for us.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmissing-prototypes"
+HOOKS(1)
+HOOKS(2)
+HOOKS(4)
+HOOKS(8)
+HOOKS(16)
+void __tsan_read_range(void *p, size_t n) { see_range(ADDRESS, n, SIM_LOAD, HERE); }
+void __tsan_write_range(void *p, size_t n) { see_range(ADDRESS, n, SIM_STORE, HERE); }
+void *__tsan_memcpy(void *to, const void *from, size_t n) {
+    see_range((uintptr_t)from, n, SIM_LOAD, HERE);
+    see_range((uintptr_t)to, n, SIM_STORE, HERE);
+    return memcpy(to, from, n);
+}
+void *__tsan_memmove(void *to, const void *from, size_t n) {
+    see_range((uintptr_t)from, n, SIM_LOAD, HERE);
+    see_range((uintptr_t)to, n, SIM_STORE, HERE);
+    return memmove(to, from, n);
+}
+void *__tsan_memset(void *p, int c, size_t n) {
+    see_range(ADDRESS, n, SIM_STORE, HERE);
+    return memset(p, c, n);
+}
+void __tsan_init(void) {}
+void __tsan_func_entry(void *p) { (void)p; }
+void __tsan_func_exit(void) {}
+void __tsan_vptr_update(void **p, void *v) { (void)p, (void)v; }
+void __tsan_vptr_read(void **p) { (void)p; }
+
+// At the start of every basic block (-fsanitize-coverage=trace-pc). A step backwards in the code is
+// the end of a loop's iteration: the mark left there keeps lanes whose iterations differ in their
+// accesses in step with each other (meter.c).
+void __sanitizer_cov_trace_pc(void) {
+    struct worker *w = sim_worker;
+    if (!w || w->fast) return;
+    struct thread *t = w->self;
+    uint32_t pc = symbols_pc(HERE);
+    uint32_t last = t->last_block;
+    t->last_block = pc;
+    if (pc <= last) log_access(t, (struct access){.pc = last, .space = MARK});
+}
+#pragma GCC diagnostic pop
+
+// ---- atomics -----------------------------------------------------------------------------------
+
+// Blocks run on several OS threads, so these are real atomics; for floats by compare-and-swap.
+#define ATOMIC_ADD(name, type, bits_type)                                                                \
+    type name(type *p, type value) {                                                                     \
+        see((uintptr_t)p, sizeof(type), SIM_ATOMIC, HERE);                                               \
+        bits_type *word = (bits_type *)p, old = __atomic_load_n(word, __ATOMIC_RELAXED), new_bits;       \
+        type sum, before;                                                                                \
+        do {                                                                                             \
+            memcpy(&before, &old, sizeof before);                                                        \
+            sum = before + value;                                                                        \
+            memcpy(&new_bits, &sum, sizeof sum);                                                         \
+        } while (!__atomic_compare_exchange_n(word, &old, new_bits, true, __ATOMIC_RELAXED,              \
+                                              __ATOMIC_RELAXED));                                        \
+        return before;                                                                                   \
+    }
+ATOMIC_ADD(sim_atomic_add_f32, float, uint32_t)
+ATOMIC_ADD(sim_atomic_add_f64, double, uint64_t)
+ATOMIC_ADD(sim_atomic_add_u32, uint32_t, uint32_t)
+ATOMIC_ADD(sim_atomic_add_u64, uint64_t, uint64_t)

@@ -1,0 +1,112 @@
+// sim.h - the SIMT simulator's interface: what cuda.h calls for a kernel, and what a host calls.
+//
+// The simulator runs a grid on the CPU. A block is one OS thread at a time; each CUDA thread of
+// the block is a fiber (fiber.c), and a fiber runs until it has to wait for others (scheduler.c).
+// The kernel is compiled so that it calls a hook at every load and store (memory.c); the accesses
+// that 32 lanes make at the same instruction are put together into one warp request, and its
+// 32-byte sectors are counted (meter.c).
+#ifndef SIM_H
+#define SIM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct sim_dim3 {
+    unsigned x, y, z;
+};
+
+struct sim_place {
+    const char *file;
+    int line;
+};
+
+// ---- called by a kernel, through cuda.h -----------------------------------------------------
+
+// Constant for the life of a CUDA thread, hence attribute const: the compiler may keep the value.
+__attribute__((const)) struct sim_dim3 sim_thread_idx(void);
+__attribute__((const)) struct sim_dim3 sim_block_idx(void);
+__attribute__((const)) struct sim_dim3 sim_block_dim(void);
+__attribute__((const)) struct sim_dim3 sim_grid_dim(void);
+__attribute__((const)) int sim_lane(void);
+
+// __syncthreads and its variants: all threads of the block meet here. Returns how many of them
+// brought a non-zero predicate.
+int sim_block_barrier(int predicate, const char *what, struct sim_place);
+
+// The lanes in `mask` meet; the last to come runs `op` over what each brought (args[lane], NULL
+// for a lane that is not in the mask), then all go on. Every warp-wide operation is this.
+typedef void (*sim_warp_op)(void *const args[32], uint32_t mask);
+void sim_warp_collective(uint32_t mask, sim_warp_op op, void *mine, const char *what, struct sim_place);
+
+float sim_atomic_add_f32(float *address, float value);
+double sim_atomic_add_f64(double *address, double value);
+uint32_t sim_atomic_add_u32(uint32_t *address, uint32_t value);
+uint64_t sim_atomic_add_u64(uint64_t *address, uint64_t value);
+
+// ---- called by the host side of a .cu file, through cuda.h ----------------------------------
+
+struct sim_launch {
+    const char *kernel;          // as written in LAUNCH
+    const void *function;        // its address: the key for its attributes and its static memory
+    void (*body)(void *);        // calls the kernel with the arguments in `arguments`
+    void *arguments;
+    struct sim_dim3 grid, block;
+    size_t dynamic_smem;         // bytes
+    struct sim_place place;
+};
+void sim_launch(const struct sim_launch *);
+
+// cudaFuncSetAttribute(…MaxDynamicSharedMemorySize…): 0, or 1 (cudaErrorInvalidValue).
+int sim_allow_dynamic_smem(const void *function, int bytes);
+
+// ---- called by the harness and the tests ----------------------------------------------------
+
+struct sim_options {
+    bool fast;                   // count bytes only: no sectors, no conflicts, no distinct
+    int workers;                 // OS threads; 0: one for each processor
+    size_t smem_limit;           // most shared memory of a block; 0: 227 KB, as on sm_90
+};
+
+enum { SIM_SMEM_MAX = 227 << 10, SIM_SMEM_STATIC_MAX = 48 << 10, SIM_MAX_BUFFERS = 128 };
+enum sim_kind { SIM_LOAD, SIM_STORE, SIM_ATOMIC, SIM_KINDS };
+
+// HBM: named buffers, 256-byte aligned, filled with NaN, with forbidden gaps between them. NULL: no memory left.
+void *sim_alloc(const char *name, size_t bytes);
+void sim_free(void *);
+
+// Forgets counts and errors and takes new options. Buffers stay.
+void sim_reset(const struct sim_options *);
+
+// Empty, or the first error since sim_reset in one line. After an error launches do nothing.
+const char *sim_error(void);
+
+struct sim_buffer_counts {
+    char name[24];
+    size_t size;
+    uint64_t bytes[SIM_KINDS];       // what threads asked for
+    uint64_t sectors[SIM_KINDS];     // 32-byte sectors, once per warp request
+    uint64_t distinct[SIM_KINDS];    // different sectors, once per launch, summed over launches
+};
+
+struct sim_counts {
+    int launches;
+    size_t smem_per_block;           // static + dynamic, the largest launch
+    uint64_t accesses;               // by single threads, global and shared
+    uint64_t shared_bytes[SIM_KINDS];
+    uint64_t wavefronts, ideal_wavefronts;   // shared memory: conflicts are the difference
+    int buffers;
+    struct sim_buffer_counts buffer[SIM_MAX_BUFFERS];
+    int launch_names;
+    char launch_name[64][48];
+};
+void sim_counts(struct sim_counts *);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

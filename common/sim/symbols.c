@@ -1,0 +1,168 @@
+// symbols.c - what the executable says about itself: which __shared__ arrays a kernel declares,
+// and which source line an instruction belongs to.
+//
+// __shared__ becomes thread_local in the simulator's build, so a kernel's arrays are TLS symbols of
+// the ELF file, named after the kernel: array `tile` of kernel f, mangled _Z1fPf, is _ZZ1fPfE4tile.
+
+#include "internal.h"
+
+#include <elf.h>
+#include <fcntl.h>
+#include <link.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+// smem of kernel.h: every kernel's dynamic shared memory, per OS thread, as large as on sm_90.
+_Alignas(1024) _Thread_local unsigned char smem[SIM_SMEM_MAX];
+
+static struct {
+    const Elf64_Sym *first, *end;
+    const char *names;
+} table;                         // of /proc/self/exe; empty when it was stripped
+uintptr_t sim_load_address;
+static size_t tls_bytes;
+
+// ---- reading the executable --------------------------------------------------------------------
+
+static void find_symbol_table(const char *file) {
+    const Elf64_Ehdr *header = (const void *)file;
+    const Elf64_Shdr *section = (const void *)(file + header->e_shoff);
+    for (int i = 0; i < header->e_shnum; i++) {
+        if (section[i].sh_type != SHT_SYMTAB) continue;
+        table.first = (const void *)(file + section[i].sh_offset);
+        table.end = table.first + section[i].sh_size / sizeof *table.first;
+        table.names = file + section[section[i].sh_link].sh_offset;
+    }
+}
+
+static int find_program(struct dl_phdr_info *info, size_t size, void *unused) {
+    (void)size, (void)unused;
+    sim_load_address = info->dlpi_addr;
+    for (int i = 0; i < info->dlpi_phnum; i++)
+        if (info->dlpi_phdr[i].p_type == PT_TLS) tls_bytes = info->dlpi_phdr[i].p_memsz;
+    return 1;    // the executable comes first; stop there
+}
+
+// Before main(), so that symbols_pc() can be a subtraction.
+__attribute__((constructor)) static void read_executable(void) {
+    dl_iterate_phdr(find_program, NULL);
+    int fd = open("/proc/self/exe", O_RDONLY);
+    struct stat s;
+    if (fd < 0 || fstat(fd, &s)) return;
+    void *file = mmap(NULL, (size_t)s.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    close(fd);
+    if (file != MAP_FAILED) find_symbol_table(file);
+}
+
+static int find_segment(struct dl_phdr_info *info, size_t size, void *base) {
+    (void)size;
+    *(uintptr_t *)base = (uintptr_t)info->dlpi_tls_data;    // the calling thread's copy
+    return 1;
+}
+
+void symbols_shared_segment(uintptr_t *base, size_t *bytes) {
+    dl_iterate_phdr(find_segment, base);
+    *bytes = tls_bytes;
+}
+
+// ---- __shared__ arrays -------------------------------------------------------------------------
+
+static const char *name_of(const Elf64_Sym *s) { return table.names + s->st_name; }
+
+static const char *function_name(const void *function) {
+    uintptr_t offset = (uintptr_t)function - sim_load_address;
+    for (const Elf64_Sym *s = table.first; s < table.end; s++)
+        if (ELF64_ST_TYPE(s->st_info) == STT_FUNC && s->st_value == offset && !strncmp(name_of(s), "_Z", 2))
+            return name_of(s);
+    return "";
+}
+
+// Does TLS symbol _ZZ<kernel>E<array> belong to kernel _Z<kernel>?
+static bool declared_in(const Elf64_Sym *s, const char *kernel) {
+    const char *name = name_of(s);
+    size_t n = strlen(kernel);
+    return ELF64_ST_TYPE(s->st_info) == STT_TLS && n > 2 && !strncmp(name, "_ZZ", 3) &&
+           !strncmp(name + 3, kernel + 2, n - 2) && name[3 + n - 2] == 'E';
+}
+
+size_t symbols_static_smem(const void *kernel) {
+    static const void *last_kernel;    // asked twice at each launch, and launches repeat
+    static size_t last_bytes;
+    if (kernel == last_kernel) return last_bytes;
+    const char *name = function_name(kernel);
+    size_t bytes = 0;
+    for (const Elf64_Sym *s = table.first; s < table.end; s++)
+        if (declared_in(s, name)) bytes += s->st_size;
+    last_kernel = kernel;
+    return last_bytes = bytes;
+}
+
+static const Elf64_Sym *find_smem(void) {
+    for (const Elf64_Sym *s = table.first; s < table.end; s++)
+        if (ELF64_ST_TYPE(s->st_info) == STT_TLS && !strcmp(name_of(s), "smem")) return s;
+    return NULL;
+}
+
+const uint8_t *symbols_shared_map(const void *kernel, size_t dynamic) {
+    static uint8_t *map;
+    static const void *last_kernel;
+    static size_t last_dynamic;
+    if (map && kernel == last_kernel && dynamic == last_dynamic) return map;
+    if (!map) map = malloc(tls_bytes + 16);
+    memset(map, table.first == NULL, tls_bytes + 16);    // a stripped program: allow everything
+    const char *name = function_name(kernel);
+    for (const Elf64_Sym *s = table.first; s < table.end; s++)
+        if (declared_in(s, name)) memset(map + s->st_value, 1, s->st_size);
+    if (table.first) memset(map + find_smem()->st_value, 1, dynamic);
+    last_kernel = kernel;
+    last_dynamic = dynamic;
+    return map;
+}
+
+// "_ZZN3one4loadEPfE4tile" -> "tile": the mangled name ends in the array's length and name.
+static const char *array_name(const char *mangled) {
+    const char *p = mangled + strlen(mangled);
+    for (const char *q = p; q > mangled; q--)
+        if (q[-1] == 'E' && *q >= '1' && *q <= '9') return q + strspn(q, "0123456789");
+    return mangled;
+}
+
+const char *symbols_shared_name(size_t offset, size_t *start, size_t *size) {
+    const Elf64_Sym *best = NULL;
+    for (const Elf64_Sym *s = table.first; s < table.end; s++)
+        if (ELF64_ST_TYPE(s->st_info) == STT_TLS && s->st_value <= offset && s->st_size &&
+            (!best || s->st_value > best->st_value))
+            best = s;
+    *start = best ? best->st_value : 0;
+    *size = best ? best->st_size : 0;
+    return best ? array_name(name_of(best)) : "";
+}
+
+// ---- source lines ------------------------------------------------------------------------------
+
+// "…/step00_naive/attention.cu:41 (discriminator 2)" -> "step00_naive/attention.cu:41"
+static void tidy(char *line) {
+    line[strcspn(line, "\n")] = 0;
+    char *note = strstr(line, " (");
+    if (note) *note = 0;
+    if (!strncmp(line, "./", 2)) memmove(line, line + 2, strlen(line) - 1);
+}
+
+// Binutils' addr2line reads the debug information; -i unfolds inlined functions, innermost first,
+// and the first that is not the simulator's own header is where the kernel stands.
+const char *symbols_place(uint32_t pc) {
+    char *line = sim_worker->place, command[120];
+    const size_t size = sizeof sim_worker->place;
+    snprintf(command, sizeof command, "addr2line -i -e /proc/%d/exe 0x%x 2>/dev/null", (int)getpid(), pc - 1);
+    FILE *f = popen(command, "r");
+    line[0] = 0;
+    while (f && fgets(line, (int)size, f) && strstr(line, "sim/cuda.h")) continue;
+    if (f) pclose(f);
+    tidy(line);
+    if (!line[0] || line[0] == '?') snprintf(line, size, "pc 0x%x (install binutils for the line)", pc);
+    return line;
+}

@@ -1,0 +1,56 @@
+// bench_sim.c - what one counted access costs in the simulator (make bench-sim).
+//
+// One OS thread, so that time over accesses is a cost and not a throughput. The kernels' own
+// arithmetic is in it. Each is run three times; the fastest counts, since anything else on the
+// machine only ever adds.
+
+#include "hardware.h"
+#include "sim/sim.h"
+
+#include <stdio.h>
+#include <time.h>
+
+enum { D = 64 };
+static float *Q, *K, *V, *S, *O;
+
+static double seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void naive(int N) { hardware_naive(Q, K, V, S, O, N); }
+static void flash(int N) { hardware_flash(Q, K, V, O, N, false, 64); }
+
+// `accesses`: how many there are; --fast does not count them, so they come from the run before.
+static void bench(const char *name, void (*kernel)(int), int N, bool fast, double *accesses) {
+    static struct sim_counts counts;
+    double best = 1e9;
+    for (int i = 0; i < 3; i++) {
+        sim_reset(&(struct sim_options){.fast = fast, .workers = 1});
+        double start = seconds();
+        kernel(N);
+        double time = seconds() - start;
+        if (time < best) best = time;
+    }
+    sim_counts(&counts);
+    if (!fast) *accesses = (double)counts.accesses;
+    if (sim_error()[0]) printf("%s\n", sim_error());
+    printf("%-7s N = %-5d %-7s %12.0f accesses %7.3f s %6.1f ns each\n", name, N, fast ? "--fast" : "counted",
+           *accesses, best, 1e9 * best / *accesses);
+}
+
+int main(void) {
+    enum { MOST = 1024 };
+    size_t bytes = MOST * D * sizeof(float);
+    Q = sim_alloc("Q", bytes), K = sim_alloc("K", bytes), V = sim_alloc("V", bytes), O = sim_alloc("O", bytes);
+    S = sim_alloc("S", MOST * MOST * sizeof(float));
+    for (int i = 0; i < MOST * D; i++) Q[i] = K[i] = V[i] = (float)(i % 7) / 7;
+    double accesses[2];
+    for (int N = 256; N <= MOST; N *= 4)
+        for (int fast = 0; fast < 2; fast++) {
+            bench("naive", naive, N, fast, &accesses[0]);
+            bench("flash", flash, N, fast, &accesses[1]);
+        }
+    return 0;
+}
