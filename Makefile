@@ -34,10 +34,10 @@ SIM_gcc    := -O1 -fno-tree-loop-im -fno-thread-jumps -fno-extern-tls-init -fno-
 SIM_clang  := -O1 -fno-vectorize -fno-slp-vectorize -mllvm -tsan-instrument-read-before-write \
               -mllvm -tsan-instrument-func-entry-exit=0 -fsanitize-coverage=trace-pc,no-prune
 SIM_CXXFLAGS := -x c++ -std=c++20 -g -fsanitize=thread $(if $(IS_CLANG),$(SIM_clang),$(SIM_gcc)) \
-              $(KERNEL_WARNINGS) -Icommon -ffile-prefix-map=$(CURDIR)/=
+              $(KERNEL_WARNINGS) -Icommon -ffile-prefix-map=$(CURDIR)=.
 
 GENCODE  := $(if $(filter native,$(ARCH)),-arch=native,$(foreach a,$(ARCH),-gencode arch=compute_$(a),code=sm_$(a)))
-NVFLAGS  := -std=c++20 -O3 -lineinfo -Xcompiler "$(KERNEL_WARNINGS)" -Icommon $(GENCODE)
+NVFLAGS  := -std=c++20 -O2 -lineinfo -Xcompiler "$(KERNEL_WARNINGS)" -Icommon $(GENCODE)
 
 # ---- what is built from what -------------------------------------------------------------------
 

@@ -5,6 +5,7 @@
 #include "dtype.h"
 #include "npy.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -133,31 +134,36 @@ static void describe_index(const struct attn_problem *p, const struct check *c, 
     else snprintf(out + used, size - (size_t)used, ", %d]", (int)(c->worst % d));
 }
 
-static void judge(struct result *r) {
-    const struct attn_problem *p = &r->prepared->problem;
-    struct measurement *m = &r->measured;
+static void describe_failure(struct result *r, const struct check *c) {
+    char index[64];
+    unsigned long long bad = c->bad;
+    describe_index(&r->prepared->problem, c, index, sizeof index);
+    if (isnan(c->got))
+        snprintf(r->why, sizeof r->why, "%s%s is NaN, never written or computed so, and should be %g (%llu elements are wrong)",
+                 c->tensor, index, c->want, bad);
+    else
+        snprintf(r->why, sizeof r->why, "%s%s is %g and should be %g, off by %.3g times what the bar allows (%llu elements are wrong)",
+                 c->tensor, index, c->got, c->want, c->of_bar, bad);
+}
+
+static void describe_traffic(struct result *r) {
+    const struct attn_traffic *a = &r->measured.asked, *m = &r->model;
+    snprintf(r->why, sizeof r->why,
+             "asked for %llu + %llu + %llu bytes (load, store, atomic), the model says %llu + %llu + %llu",
+             (unsigned long long)a->load, (unsigned long long)a->store, (unsigned long long)a->atomic,
+             (unsigned long long)m->load, (unsigned long long)m->store, (unsigned long long)m->atomic);
+}
+
+// Sets the outcome from what was found. `exact`: the machine's counts are, so that they must equal the
+// model; a GPU's counters can pick up other work, so there a difference is shown and not judged.
+static void judge(struct result *r, bool exact) {
     r->outcome = RAN_WRONG;
-    for (int i = 0; i < r->checks; i++) {
-        struct check *c = &r->check[i];
-        if (c->ok) continue;
-        char index[64];
-        describe_index(p, c, index, sizeof index);
-        snprintf(r->why, sizeof r->why, "%s%s is %g and should be %g, %.3g times what the bar allows (%llu elements are over it)",
-                 c->tensor, index, c->got, c->want, c->of_bar, (unsigned long long)c->bad);
-        return;
-    }
-    if (m->repeats_differ) {
+    for (int i = 0; i < r->checks; i++)
+        if (!r->check[i].ok) return describe_failure(r, &r->check[i]);
+    if (r->measured.repeats_differ)
         snprintf(r->why, sizeof r->why, "two runs on the same input gave different bits");
-        return;
-    }
-    // On a GPU the counters of other work can stray in, so there it is shown and not judged.
-    if (m->has_asked && m->launches && !r->asked_is_model && m->buffers) {
-        snprintf(r->why, sizeof r->why, "asked for %llu + %llu + %llu bytes (load, store, atomic), the model says %llu + %llu + %llu",
-                 (unsigned long long)m->asked.load, (unsigned long long)m->asked.store, (unsigned long long)m->asked.atomic,
-                 (unsigned long long)r->model.load, (unsigned long long)r->model.store, (unsigned long long)r->model.atomic);
-        return;
-    }
-    r->outcome = RAN_RIGHT;
+    else if (exact && r->measured.has_asked && !r->asked_is_model) describe_traffic(r);
+    else r->outcome = RAN_RIGHT;
 }
 
 static bool run_once(const struct machine_work *work, const struct allocated *a, struct result *r) {
@@ -179,11 +185,11 @@ static bool repeats_agree(const struct machine_work *work, const struct allocate
     memcpy(first + o_bytes, a->LSE, lse_bytes);
     bool same = true;
     for (int i = 1; i < repeat && same; i++) {
-        struct measurement ignored;
+        struct measurement m;
         poison(p, a);
-        machine_run(work, &ignored);
+        machine_run(work, &m);
         fetch(p, a);
-        same = !memcmp(first, a->O_packed, o_bytes) && !memcmp(first + o_bytes, a->LSE, lse_bytes);
+        same = !m.error[0] && !memcmp(first, a->O_packed, o_bytes) && !memcmp(first + o_bytes, a->LSE, lse_bytes);
     }
     free(first);
     return same;
@@ -232,6 +238,23 @@ static bool can_run(const struct attn_kernel *k, const struct attn_problem *p, s
     return true;
 }
 
+// What follows a run without errors: the checks, the files, the repeats and the measurements.
+static void examine(const struct prepared *in, const struct machine_work *work, const struct allocated *a, int repeat,
+                    const char *dump, struct result *r) {
+    const struct attn_problem *p = &in->problem;
+    bool exact = r->measured.has_distinct;    // counted by the simulator
+    r->check[r->checks++] = check_O(p, &in->reference, a->O);
+    r->check[r->checks++] = check_LSE(p, &in->reference, a->LSE);
+    if (dump && !dump_forward(dump, in, a, r->why, sizeof r->why)) {
+        r->outcome = NOT_SUPPORTED;
+        return;
+    }
+    r->measured.repeats_differ = !repeats_agree(work, a, repeat);
+    if (r->check[0].ok && r->check[1].ok) machine_measure(work, repeat, &r->measured);
+    r->asked_is_model = r->measured.has_asked && same_traffic(&r->measured.asked, &r->model);
+    judge(r, exact);
+}
+
 void run_forward(const struct attn_kernel *kernel, const struct prepared *in, int repeat, const char *dump,
                  struct result *out) {
     const struct attn_problem *p = &in->problem;
@@ -241,21 +264,10 @@ void run_forward(const struct attn_kernel *kernel, const struct prepared *in, in
     out->model = kernel->model(p, ATTN_FORWARD);
 
     struct allocated a = {0};
-    struct machine_work work = {kernel->forward, p, &a.device};
     if (allocate(kernel, in, &a, out)) {
+        struct machine_work work = {kernel->forward, p, &a.device};
         poison(p, &a);
-        if (run_once(&work, &a, out)) {
-            out->check[out->checks++] = check_O(p, &in->reference, a.O);
-            out->check[out->checks++] = check_LSE(p, &in->reference, a.LSE);
-            if (dump && !dump_forward(dump, in, &a, out->why, sizeof out->why)) out->outcome = NOT_SUPPORTED;
-            else {
-                out->measured.repeats_differ = !repeats_agree(&work, &a, repeat);
-                bool right = out->check[0].ok && out->check[1].ok && !out->measured.repeats_differ;
-                if (right) machine_measure(&work, repeat, &out->measured);
-                out->asked_is_model = out->measured.has_asked && same_traffic(&out->measured.asked, &out->model);
-                judge(out);
-            }
-        }
+        if (run_once(&work, &a, out)) examine(in, &work, &a, repeat, dump, out);
     }
     release(&a);
 }

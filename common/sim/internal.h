@@ -80,6 +80,8 @@ struct worker {
     bool fast;                   // count bytes only
     uintptr_t shared_base;       // this OS thread's copy of the TLS segment: __shared__ memory
     size_t shared_bytes;
+    uintptr_t stack_base;        // the OS thread's stack, around it: nothing there is a kernel's
+    size_t stack_bytes;
     const uint8_t *shared_owner; // per byte: may this launch use it (symbols.c)
     struct tally tally;
 
@@ -138,7 +140,7 @@ size_t symbols_static_smem(const void *kernel);
 const uint8_t *symbols_shared_map(const void *kernel, size_t dynamic);
 // Name of the __shared__ array at this offset of the TLS segment, or "".
 const char *symbols_shared_name(size_t offset, size_t *start, size_t *size);
-// This OS thread's copy of the TLS segment.
-void symbols_shared_segment(uintptr_t *base, size_t *bytes);
+// This OS thread's copy of the TLS segment, and its stack.
+void symbols_own_segments(struct worker *);
 
 #endif

@@ -129,7 +129,7 @@ static _Noreturn void fail_global(uintptr_t a, unsigned size, int kind, uint32_t
 static _Noreturn void fail_shared(struct worker *w, uintptr_t a, unsigned size, int kind, uint32_t pc) {
     size_t start, bytes;
     const char *name = symbols_shared_name(a - w->shared_base, &start, &bytes);
-    if (!name[0])
+    if (a - w->shared_base >= w->shared_bytes || !name[0])
         sim_fail("out of bounds: %s of %u bytes of shared memory that this kernel does not have, at %s",
                  verb(kind), size, symbols_place(pc));
     sim_fail("out of bounds: %s of %u bytes of shared memory, %zu bytes after the start of %s, at %s "
@@ -183,6 +183,7 @@ ALWAYS_INLINE void see(uintptr_t a, unsigned size, int kind, const void *return_
         space = SHARED;
     } else {
         if (a < NULL_PAGE) fail_null(a, size, kind, pc);
+        if (a - w->stack_base < w->stack_bytes) fail_shared(w, a, size, kind, pc);
         return;
     }
     if (a & (size - 1)) fail_misaligned(a, size, kind, pc);

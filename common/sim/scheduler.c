@@ -351,7 +351,7 @@ static struct {
 static void *pool_thread(void *number) {
     int me = (int)(intptr_t)number;
     struct worker *w = sim_worker = calloc(1, sizeof *w);
-    symbols_shared_segment(&w->shared_base, &w->shared_bytes);
+    symbols_own_segments(w);
     uint64_t seen = 0;
     pthread_mutex_lock(&pool.lock);
     for (;;) {

@@ -9,6 +9,7 @@
 #include <elf.h>
 #include <fcntl.h>
 #include <link.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,9 +65,15 @@ static int find_segment(struct dl_phdr_info *info, size_t size, void *base) {
     return 1;
 }
 
-void symbols_shared_segment(uintptr_t *base, size_t *bytes) {
-    dl_iterate_phdr(find_segment, base);
-    *bytes = tls_bytes;
+void symbols_own_segments(struct worker *w) {
+    dl_iterate_phdr(find_segment, &w->shared_base);
+    w->shared_bytes = tls_bytes;
+    pthread_attr_t attributes;
+    void *stack = NULL;
+    if (pthread_getattr_np(pthread_self(), &attributes)) return;
+    pthread_attr_getstack(&attributes, &stack, &w->stack_bytes);
+    w->stack_base = (uintptr_t)stack;
+    pthread_attr_destroy(&attributes);
 }
 
 // ---- __shared__ arrays -------------------------------------------------------------------------
