@@ -56,7 +56,7 @@ PROGRAMS := ladder $(foreach s,$(STEPS),step$(call number_of,$(s)))
 TEST_C   := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/test_*.c))
 TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/*.cu))
 
-.PHONY: all sim gpu run test deps help list clean bench-sim format numpy-cases
+.PHONY: all sim gpu run test fill deps help list clean bench-sim format numpy-cases
 .DELETE_ON_ERROR:
 all: sim gpu                ## build everything that this machine can build
 
@@ -123,9 +123,14 @@ run: $(PROGRAM)             ## the ladder, or STEP=00 alone; DEVICE=sim|gpu, ARG
 list: $(BUILD)/sim/ladder   ## the kernels that there are
 	@$< --list
 
-test: $(BUILD)/sim/run_tests $(BUILD)/sim/ladder numpy-cases    ## all tests, on the simulator (needs `make deps` once)
+test: sim $(BUILD)/sim/run_tests numpy-cases    ## all tests, on the simulator (needs `make deps` once)
+	$(if $(filter build,$(BUILD)),$(PYTHON) notes/fill.py --check $(PAGES))
 	$(PYTHON) tests/crosscheck.py $(BUILD)/sim/ladder $(BUILD)
 	BUILD=$(BUILD) $(BUILD)/sim/run_tests
+
+PAGES    := README.md $(wildcard step*/README.md)
+fill: sim                   ## write what programs print into README.md and the steps' pages
+	$(PYTHON) notes/fill.py $(PAGES)
 
 numpy-cases:
 	@$(PYTHON) tests/numpy_reference.py $(BUILD)/numpy_cases

@@ -84,7 +84,8 @@ __global__ void softmax(const float *S_hbm,    // [B, H, Nq, pitch]
     for (int bits = Lanes / 2; bits; bits /= 2) m = fmaxf(m, __shfl_xor_sync(~0u, m, bits));
 
     // A row that sees no key has m = -inf, and -inf - (-inf) is NaN: measure it from 0 instead.
-    // Then every exp is 0, l is 0, and P is set to 0.
+    // Then every exp is 0 and l is 0; dividing by 1 instead makes P 0. (With a test around the
+    // division nvcc would skip the load as well, and such rows would ask for less than the rest.)
     float m_safe = m == -INFINITY ? 0 : m;
     float l = 0;
     for (int j0 = 0; j0 < s.Nk; j0 += Lanes) {
@@ -93,12 +94,10 @@ __global__ void softmax(const float *S_hbm,    // [B, H, Nq, pitch]
     }
     for (int bits = Lanes / 2; bits; bits /= 2) l += __shfl_xor_sync(~0u, l, bits);
 
+    float l_safe = l > 0 ? l : 1;
     for (int j0 = 0; j0 < s.Nk; j0 += Lanes) {
         int j = j0 + lane;
-        if (j < s.Nk) {
-            float p = expf(S_row[j] - m_safe);
-            P_row[j] = l > 0 ? p / l : 0;
-        }
+        if (j < s.Nk) P_row[j] = expf(S_row[j] - m_safe) / l_safe;
     }
     if (lane == 0) LSE_hbm[row] = m + logf(l);    // -inf where no key is seen
 }

@@ -1,0 +1,801 @@
+// test_cli.c - the ladder program as its users meet it: command lines in, exit status, stdout and
+// stderr out.
+//
+// The program is $LADDER, or $BUILD/sim/ladder, or build/sim/ladder. Each test gets a folder of its
+// own, which it makes its working directory; so the command lines below read as one would type
+// them. The shell runs them: quotes and redirections mean what they mean there.
+#include "../common/npy.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { TEXT = 1 << 16, WHY = 512 };
+
+// ---- running the program -----------------------------------------------------------------------
+
+static char program[PATH_MAX], folder[64];
+
+static void limit(int resource, rlim_t most) {
+    struct rlimit r = {most, most};
+    cr_assert_eq(setrlimit(resource, &r), 0, "%s", strerror(errno));
+}
+
+static void find_program(void) {
+    const char *ladder = getenv("LADDER"), *build = getenv("BUILD");
+    char path[PATH_MAX];
+    if (ladder) snprintf(path, sizeof path, "%s", ladder);
+    else snprintf(path, sizeof path, "%s/sim/ladder", build ? build : "build");
+    cr_assert_not_null(realpath(path, program), "%s: %s; build it with: make sim", path,
+                       strerror(errno));
+}
+
+static void start(void) {
+    find_program();
+    snprintf(folder, sizeof folder, "%s/test_cli_XXXXXX", P_tmpdir);
+    cr_assert_not_null(mkdtemp(folder), "no scratch folder in %s", P_tmpdir);
+    cr_assert_eq(chdir(folder), 0);
+    limit(RLIMIT_CPU, 10); // seconds: a program that never ends fails one test and no more
+    limit(RLIMIT_CORE, 0);
+    unsetenv("NO_COLOR");
+}
+
+static void clean_up(void) {
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    if (chdir("/") || system(command)) cr_log_warn("%s is left behind", folder);
+}
+
+TestSuite(cli, .init = start, .fini = clean_up, .timeout = 60);
+
+struct output {
+    int status; // as a shell gives it: 128 + the signal, if one ended the program
+    char out[TEXT], err[TEXT];
+};
+
+// A missing file reads as an empty one: stdout may have gone elsewhere.
+static void read_text(const char *path, char text[TEXT]) {
+    FILE *file = fopen(path, "r");
+    size_t length = file ? fread(text, 1, TEXT - 1, file) : 0;
+    cr_assert_lt(length, TEXT - 1, "more output than this test reads");
+    text[length] = '\0';
+    if (file) fclose(file);
+}
+
+// Runs the program with these arguments. A redirection among them comes after ours, and wins.
+static struct output ladder(const char *arguments) {
+    static struct output o; // large
+    char command[PATH_MAX + 1024];
+    snprintf(command, sizeof command, "exec '%s' </dev/null >.out 2>.err %s", program, arguments);
+    int status = system(command);
+    o.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+    read_text(".out", o.out);
+    read_text(".err", o.err);
+    return o;
+}
+
+static struct output ladder_ok(const char *arguments) {
+    struct output o = ladder(arguments);
+    cr_assert_eq(o.status, 0, "%s: exit status %d\n%s%s", arguments, o.status, o.out, o.err);
+    cr_expect_str_empty(o.err, "%s: stderr: %s", arguments, o.err);
+    return o;
+}
+
+// ---- what is refused ---------------------------------------------------------------------------
+
+static bool is_one_line(const char *text) {
+    const char *end = strchr(text, '\n');
+    return end && end > text && end[1] == '\0';
+}
+
+static void expect_one_line(const char *arguments, const struct output *o, int status) {
+    cr_expect_eq(o->status, status, "%s: exit status %d, not %d\n%s", arguments, o->status, status,
+                 o->err);
+    cr_expect(is_one_line(o->err), "%s: not one line on stderr: \"%s\"", arguments, o->err);
+}
+
+struct refusal {
+    const char *arguments;
+    int status;
+    const char *words[3]; // that the line must hold; up to the first NULL
+};
+
+static void expect_refusal(const struct refusal *r) {
+    struct output o = ladder(r->arguments);
+    expect_one_line(r->arguments, &o, r->status);
+    cr_expect_str_empty(o.out, "%s: printed on stdout too: %.80s", r->arguments,
+                        o.out);
+    for (int i = 0; i < 3 && r->words[i]; i++) {
+        cr_expect(strstr(o.err, r->words[i]), "%s: \"%s\" is missing in: %s", r->arguments,
+                  r->words[i], o.err);
+    }
+}
+
+static void expect_refusals(const struct refusal *r, size_t count) {
+    for (size_t i = 0; i < count; i++) expect_refusal(&r[i]);
+}
+
+#define EXPECT_REFUSALS(table) expect_refusals(table, sizeof(table) / sizeof *(table))
+
+Test(cli, unknown_words_are_refused) {
+    static const struct refusal table[] = {
+        {"--nonsuch", 2, {"--nonsuch", "unknown", "--help"}},
+        {"-x", 2, {"-x", "unknown", "--help"}},
+        {"-xn 4", 2, {"-x", "unknown", "--help"}},
+        {"--causal=1", 2, {"--causal"}},
+        {"--s 1", 2, {"--s"}}, // seqlen, scale, seed, sram
+        {"stray", 2, {"stray", "--help"}},
+        {"--causal true", 2, {"true"}},
+        {"-n 4 -- stray", 2, {"stray"}},
+        {"-n", 2, {"-n", "value"}},
+        {"-n 4 --scale", 2, {"--scale", "value"}},
+        {"--kernel", 2, {"--kernel", "value"}},
+        {"--help stray", 2, {"stray"}},
+    };
+    EXPECT_REFUSALS(table);
+}
+
+Test(cli, numbers_out_of_range_are_refused) {
+    static const struct refusal table[] = {
+        {"-n 0", 2, {"--seqlen", "0", "16777216"}},
+        {"-n -1", 2, {"--seqlen", "-1"}},
+        {"-n 1e9", 2, {"--seqlen", "1e9", "whole number"}},
+        {"-n 1000000000", 2, {"--seqlen", "1000000000", "16777216"}},
+        {"-n 99999999999999999999", 2, {"--seqlen", "16777216"}},
+        {"-n 4294967300", 2, {"--seqlen", "16777216"}}, // 4, in 32 bits
+        {"-n ''", 2, {"--seqlen", "whole number"}},
+        {"-n 12x", 2, {"--seqlen", "12x", "whole number"}},
+        {"--seqlen-q 0", 2, {"--seqlen-q", "0"}},
+        {"--seqlen-k 0", 2, {"--seqlen-k", "0"}},
+        {"-b 0", 2, {"--batch", "0", "65535"}},
+        {"-b 65536", 2, {"--batch", "65536", "65535"}},
+        {"-H 0", 2, {"--heads", "0"}},
+        {"-b 65535 -H 65535", 2, {"batch", "heads", "2147483647"}},
+        {"-d 0", 2, {"head-dim", "0", "256"}},
+        {"-d 7", 2, {"head-dim", "7", "8"}},
+        {"-d 12", 2, {"head-dim", "12", "multiple of 8"}},
+        {"-d 264", 2, {"head-dim", "264", "256"}},
+        {"-H 4 --kv-heads 3", 2, {"heads", "4", "3"}},
+        {"-H 2 --kv-heads 4", 2, {"heads", "2", "4"}},
+        {"--kv-heads 0", 2, {"--kv-heads", "0"}},
+        {"--repeat 0", 2, {"--repeat", "0"}},
+        {"--repeat x", 2, {"--repeat", "x"}},
+        {"--seed -1", 2, {"--seed", "-1"}},
+        {"--seed abc", 2, {"--seed", "abc"}},
+        {"--seed 18446744073709551616", 2, {"--seed", "18446744073709551615"}},
+        {"--scale 0", 2, {"--scale", "above 0"}},
+        {"--scale -1", 2, {"--scale", "-1", "above 0"}},
+        {"--scale nan", 2, {"--scale", "nan", "finite"}},
+        {"--scale inf", 2, {"--scale", "inf", "finite"}},
+        {"--scale 1e39", 2, {"--scale", "1e39", "finite"}},
+        {"--scale abc", 2, {"--scale", "abc", "not a number"}},
+        {"--scale 1x", 2, {"--scale", "1x", "not a number"}},
+        {"--sram 0", 2, {"--sram", "0"}},
+        {"--sram -1", 2, {"--sram", "-1"}},
+        {"--sram 64KK", 2, {"--sram", "64KK"}},
+        {"--sram abc", 2, {"--sram", "abc"}},
+        {"--sram 300K", 2, {"--sram", "232448"}}, // the limit: 227 KB
+        {"--sram 232449", 2, {"--sram", "232449", "232448"}},
+    };
+    EXPECT_REFUSALS(table);
+}
+
+Test(cli, names_that_mean_nothing_are_refused) {
+    static const struct refusal table[] = {
+        {"--dtype fp64", 2, {"--dtype", "fp64", "bf16"}},
+        {"--kernel nonsuch", 2, {"--kernel", "nonsuch", "--list"}},
+        {"--kernel ''", 2, {"--kernel", "--list"}},
+        {"--pass sideways", 2, {"--pass", "sideways", "backward"}},
+        {"--data nonsense", 2, {"--data", "nonsense", "one-hot"}},
+        {"--format xml", 2, {"--format", "xml", "csv"}},
+        {"--kernel naive --dtype bf16", 2, {"naive", "bf16"}},
+        {"--data one-hot -n 70000 -d 8", 2, {"one-hot", "70000"}}, // tells 16^4 keys apart
+    };
+    EXPECT_REFUSALS(table);
+}
+
+// Not the machine's fault: no other one could do it.
+Test(cli, inputs_that_overflow_are_refused) {
+    expect_refusal(&(struct refusal){"--scale 3e38 -n 4 -d 8", 2, {"overflow", "scale"}});
+}
+
+// Minutes of arithmetic must not come before an answer that needs none.
+Test(cli, a_named_kernel_refuses_a_type_at_once) {
+    expect_refusal(&(struct refusal){"--kernel naive --dtype bf16 -n 60000 -d 8", 2, {"bf16"}});
+}
+
+// A value that holds a line break is printed so that the message stays one line.
+Test(cli, a_message_is_one_line_whatever_the_value) {
+    static const struct refusal table[] = {
+        {"--kernel 'two\nlines'", 2, {"two"}},
+        {"'two\nwords'", 2, {"two"}},
+        {"--load 'no\nfolder'", 2, {"folder"}},
+    };
+    EXPECT_REFUSALS(table);
+}
+
+// The test may run as root, which may write to every folder: below a file there is none.
+Test(cli, a_folder_that_cannot_be_written_is_refused) {
+    static const struct refusal table[] = {
+        {"-n 4 -d 8 --dump file", 2, {"--dump", "file"}},
+        {"-n 4 -d 8 --dump file/below", 2, {"--dump", "file/below"}},
+        {"-n 4 -d 8 --dump missing/below", 2, {"--dump", "missing/below"}},
+        {"-n 4 -d 8 --dump ''", 2, {"--dump"}},
+        {"-n 4 -d 8 --dump taken --kernel naive", 2, {"taken/O.npy"}},
+        {"-n 4 -d 8 --dump file --load missing --data normal", 2, {"--dump", "one input"}},
+    };
+    fclose(fopen("file", "w"));
+    mkdir("taken", 0777);
+    mkdir("taken/O.npy", 0777); // a folder where a file should go
+    EXPECT_REFUSALS(table);
+}
+
+Test(cli, output_that_cannot_be_written_is_an_error) {
+    struct output o = ladder("-n 4 -d 8 >/dev/full");
+    cr_expect_neq(o.status, 0, "the rows were lost, and the exit status is 0");
+    cr_expect(is_one_line(o.err), "\"%s\"", o.err);
+}
+
+// ---- files to load -----------------------------------------------------------------------------
+
+static void in_folder(const char *dir, const char *name, char path[256]) {
+    mkdir(dir, 0777);
+    snprintf(path, 256, "%s/%s.npy", dir, name);
+}
+
+// Small numbers, the same in every run; `odd_one` is the last of them.
+static void write_tensor(const char *dir, const char *name, int dims, const uint64_t *shape,
+                         float odd_one) {
+    char path[256], why[WHY] = "";
+    uint64_t count = 1;
+    for (int i = 0; i < dims; i++) count *= shape[i];
+    float *x = malloc((count + 1) * sizeof *x);
+    for (uint64_t i = 0; i < count; i++) x[i] = (float)(i * 7 % 16) / 8 - 1;
+    if (count) x[count - 1] = odd_one;
+    in_folder(dir, name, path);
+    cr_assert(npy_write(path, dims, shape, x, why, sizeof why), "%s", why);
+    free(x);
+}
+
+// [1, heads, 4, d] for Q, [1, kv_heads, 5, d] for K and V
+static void write_inputs(const char *dir, uint64_t heads, uint64_t kv_heads, uint64_t d) {
+    const uint64_t q[4] = {1, heads, 4, d}, kv[4] = {1, kv_heads, 5, d};
+    write_tensor(dir, "Q", 4, q, 0.5f);
+    write_tensor(dir, "K", 4, kv, 0.5f);
+    write_tensor(dir, "V", 4, kv, 0.5f);
+}
+
+// Puts `with`, of the same length, in the place of `what` in the file's header.
+static void edit_header(const char *dir, const char *name, const char *what, const char *with) {
+    char path[256], header[128];
+    in_folder(dir, name, path);
+    FILE *file = fopen(path, "r+b");
+    cr_assert(file && fread(header, 1, sizeof header, file) == sizeof header);
+    char *at = memmem(header, sizeof header, what, strlen(what));
+    cr_assert_not_null(at, "no %s in the header of %s", what, path);
+    memcpy(at, with, strlen(with));
+    rewind(file);
+    fwrite(header, 1, sizeof header, file);
+    fclose(file);
+}
+
+static void write_bad_folders(void) {
+    const uint64_t kv[4] = {1, 2, 5, 8}, more_keys[4] = {1, 2, 6, 8}, two[4] = {2, 2, 5, 8};
+    static const char *const copies[] = {"malformed", "fortran", "integers", "truncated", "nan",
+                                         "infinity",  "keys",    "batch",    "flat",      "no_V"};
+    for (size_t i = 0; i < sizeof copies / sizeof *copies; i++) write_inputs(copies[i], 2, 2, 8);
+    fclose(fopen("malformed/K.npy", "w"));
+    edit_header("fortran", "Q", "False", "True ");
+    edit_header("integers", "Q", "<f4", "<i4");
+    cr_assert_eq(truncate("truncated/V.npy", 128 + 4 * 80 - 1), 0);
+    write_tensor("nan", "V", 4, kv, NAN);
+    write_tensor("infinity", "K", 4, kv, -INFINITY);
+    write_tensor("keys", "V", 4, more_keys, 0);
+    write_tensor("batch", "K", 4, two, 0);
+    write_tensor("batch", "V", 4, two, 0);
+    write_tensor("flat", "Q", 3, kv, 0);
+    cr_assert_eq(unlink("no_V/V.npy"), 0);
+}
+
+Test(cli, bad_files_are_refused) {
+    static const struct refusal table[] = {
+        {"--load missing", 2, {"missing/Q.npy", "No such file"}},
+        {"--load no_V", 2, {"no_V/V.npy", "No such file"}},
+        {"--load no_V/Q.npy", 2, {"no_V/Q.npy", "Not a directory"}},
+        {"--load malformed", 2, {"malformed/K.npy", "not a .npy file"}},
+        {"--load truncated", 2, {"truncated/V.npy", "truncated"}},
+        {"--load fortran", 2, {"fortran/Q.npy", "Fortran order", "ascontiguousarray"}},
+        {"--load integers", 2, {"integers/Q.npy", "<i4", "float32"}},
+        {"--load nan", 2, {"nan/V.npy", "79", "not finite"}},
+        {"--load infinity", 2, {"infinity/K.npy", "79", "not finite"}},
+        {"--load keys", 2, {"[1, 2, 5, 8]", "[1, 2, 6, 8]", "same shape"}},
+        {"--load batch", 2, {"[1, 2, 4, 8]", "[2, 2, 5, 8]", "batch"}},
+        {"--load flat", 2, {"flat/Q.npy", "3 dimensions"}},
+        {"--load batch -n 4", 2, {"--load", "-n"}},
+        {"-d 8 --load batch", 2, {"--load", "-d"}},
+    };
+    write_bad_folders();
+    EXPECT_REFUSALS(table);
+}
+
+// Files meet the same limits as the command line.
+Test(cli, files_of_a_shape_that_is_not_defined_are_refused) {
+    static const struct refusal table[] = {
+        {"--load d7", 2, {"head-dim", "7"}},
+        {"--load d12", 2, {"head-dim", "12"}},
+        {"--load d264", 2, {"head-dim", "264"}},
+        {"--load kv3", 2, {"heads", "4", "3"}},
+        {"--load kv4", 2, {"heads", "2", "4"}},
+    };
+    write_inputs("d7", 2, 2, 7);
+    write_inputs("d12", 2, 2, 12);
+    write_inputs("d264", 2, 2, 264);
+    write_inputs("kv3", 4, 3, 8);
+    write_inputs("kv4", 2, 4, 8);
+    EXPECT_REFUSALS(table);
+}
+
+// ---- what the machine cannot do ----------------------------------------------------------------
+
+// S and P would take 16 TB each. The answer needs no arithmetic, so it comes before any.
+Test(cli, no_memory_for_the_workspace) {
+    struct output o = ladder("--kernel naive -H 1 -n 2000000 -d 8");
+    expect_one_line("-n 2000000", &o, 3);
+    cr_expect(strstr(o.out, "memory") || strstr(o.err, "memory"), "%s%s", o.out, o.err);
+}
+
+Test(cli, no_memory_for_the_inputs) {
+    limit(RLIMIT_AS, 2000000000); // 2 GB: less than Q alone
+    struct output o = ladder("--kernel naive -n 2000000 -d 256");
+    expect_one_line("-n 2000000 -d 256", &o, 3);
+    cr_expect(strstr(o.out, "memory") || strstr(o.err, "memory"), "%s%s", o.out, o.err);
+}
+
+// ---- --help, --version, --list -----------------------------------------------------------------
+
+Test(cli, help_lists_every_option) {
+    static const char *const options[] = {
+        "-b, --batch",  "-H, --heads", "--kv-heads", "-n, --seqlen", "--seqlen-q", "--seqlen-k",
+        "-d, --head-dim", "--causal",  "--scale",    "--dtype",      "--kernel",   "--pass",
+        "--data",       "--seed",      "--sram",     "--repeat",     "--fast",     "--format",
+        "--dump",       "--load",      "--list",     "--help",       "--version",
+    };
+    struct output o = ladder_ok("--help");
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++)
+        cr_expect(strstr(o.out, options[i]), "--help does not list %s", options[i]);
+    struct output h = ladder_ok("-h");
+    cr_expect_str_eq(h.out, ladder_ok("--help").out);
+}
+
+Test(cli, version_is_one_line) {
+    struct output o = ladder_ok("--version");
+    cr_expect(is_one_line(o.out), "%s", o.out);
+    cr_expect(strpbrk(o.out, "0123456789"), "no number in %s", o.out);
+}
+
+enum { MAX_KERNELS = 64, NAME = 64 };
+
+struct list {
+    int kernels;
+    char name[MAX_KERNELS][NAME];
+    char text[TEXT];
+};
+
+// --list: a heading, then a line for each kernel, with its step's folder, its name and more.
+static const struct list *list_kernels(void) {
+    static struct list list;
+    struct output o = ladder_ok("--list");
+    list = (struct list){0};
+    memcpy(list.text, o.out, TEXT);
+    char *rest, *line = strtok_r(o.out, "\n", &rest);
+    cr_assert(line && !strncmp(line, "step ", 5), "the heading of --list: %s", line);
+    while ((line = strtok_r(NULL, "\n", &rest))) {
+        cr_assert_lt(list.kernels, MAX_KERNELS);
+        cr_assert_eq(sscanf(line, "step%*s %63s", list.name[list.kernels++]), 1, "%s", line);
+    }
+    return &list;
+}
+
+Test(cli, list_shows_the_kernels) {
+    const struct list *list = list_kernels();
+    char arguments[NAME + 64];
+    cr_assert_geq(list->kernels, 1);
+    cr_expect_str_eq(list->name[0], "naive");
+    cr_expect(strstr(list->text, "fp32"));
+    for (int i = 0; i < list->kernels; i++) {
+        snprintf(arguments, sizeof arguments, "--kernel %s -H 1 -n 4", list->name[i]);
+        cr_expect(strstr(ladder_ok(arguments).out, list->name[i]));
+    }
+}
+
+// ---- CSV ---------------------------------------------------------------------------------------
+
+// A contract: scripts and the tables of the chapters read these. Add at will, rename never.
+static const char *const columns[] = {
+    "date", "device", "driver", "step", "rung", "kernel", "pass", "input", "seed", "dtype",
+    "batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "causal", "scale",
+    "smem_limit", "result", "why", "error_O", "of_bar_O", "error_LSE", "of_bar_LSE",
+    "model_load", "model_store", "model_atomic", "model_tma_load", "model_tma_store",
+    "asked_load", "asked_store", "asked_atomic", "asked_tma_load", "asked_tma_store",
+    "L2_read", "L2_write", "DRAM_read", "DRAM_write", "distinct_read", "distinct_write",
+    "compulsory", "workspace", "smem_per_block", "bank_conflicts", "launches",
+    "time_us", "TFLOPs", "peak_TFLOPs", "peak_GBs", "launch_us", "command",
+};
+
+enum { COLUMNS = sizeof columns / sizeof *columns, MAX_ROWS = MAX_KERNELS };
+
+struct csv {
+    struct output output;
+    int rows;
+    char *field[MAX_ROWS + 1][COLUMNS]; // the heading is row 0
+};
+
+// Takes one field off *at, without its quotes, and tells whether it was the last of its line.
+static bool take_field(char **at, char **field) {
+    char *to = *field = *at;
+    bool quoted = **at == '"';
+    if (quoted) ++*at;
+    for (; **at && (quoted || (**at != ',' && **at != '\n')); ++*at) {
+        if (quoted && **at == '"' && *++*at != '"') break; // "" stands for one quote
+        *to++ = **at;
+    }
+    bool last = **at != ',';
+    if (**at) ++*at;
+    *to = '\0';
+    return last;
+}
+
+static void take_row(struct csv *c, char **at, const char *arguments) {
+    cr_assert_leq(c->rows, MAX_ROWS);
+    int fields = 0;
+    for (bool last = false; !last; fields++) {
+        cr_assert_lt(fields, COLUMNS, "%s: row %d has too many fields", arguments, c->rows);
+        last = take_field(at, &c->field[c->rows][fields]);
+    }
+    cr_assert_eq(fields, COLUMNS, "%s: row %d has %d fields", arguments, c->rows, fields);
+}
+
+static struct csv *parse_csv(const struct output *o, const char *arguments) {
+    static struct csv c;
+    c = (struct csv){.output = *o};
+    for (char *at = c.output.out; *at; c.rows++) take_row(&c, &at, arguments);
+    cr_assert_geq(c.rows, 2, "%s: no rows", arguments);
+    for (int i = 0; i < COLUMNS; i++)
+        cr_assert_str_eq(c.field[0][i], columns[i], "%s: column %d", arguments, i + 1);
+    c.rows--; // from here on without the heading: rows 1 .. c.rows
+    return &c;
+}
+
+static struct csv *ladder_csv(const char *arguments) {
+    char with_format[1024];
+    snprintf(with_format, sizeof with_format, "--format csv %s", arguments);
+    struct output o = ladder_ok(with_format);
+    return parse_csv(&o, arguments);
+}
+
+static const char *cell(const struct csv *c, int row, const char *column) {
+    for (int i = 0; i < COLUMNS; i++)
+        if (!strcmp(columns[i], column)) return c->field[row][i];
+    cr_assert_fail("the test asks for a column %s", column);
+    return "";
+}
+
+static void expect_cell(const struct csv *c, int row, const char *column, const char *value) {
+    cr_expect_str_eq(cell(c, row, column), value, "row %d: %s is \"%s\", not \"%s\"", row, column,
+                     cell(c, row, column), value);
+}
+
+static void expect_cells(const struct csv *c, const char *column, const char *value) {
+    for (int row = 1; row <= c->rows; row++) expect_cell(c, row, column, value);
+}
+
+static void expect_asked_is_model(const struct csv *c, int row) {
+    static const char *const kinds[] = {"load", "store", "atomic", "tma_load", "tma_store"};
+    for (int i = 0; i < 5; i++) {
+        char model[32], asked[32];
+        snprintf(model, sizeof model, "model_%s", kinds[i]);
+        snprintf(asked, sizeof asked, "asked_%s", kinds[i]);
+        expect_cell(c, row, asked, cell(c, row, model));
+    }
+    cr_expect_gt(atoll(cell(c, row, "asked_load")), 0);
+    cr_expect_gt(atoll(cell(c, row, "asked_store")), 0);
+}
+
+Test(cli, csv_has_the_documented_columns) {
+    const struct list *list = list_kernels();
+    struct csv *c = ladder_csv("-H 2 --kv-heads 1 --seqlen-q 33 --seqlen-k 40 --causal --seed 7");
+    cr_assert_eq(c->rows, list->kernels, "one row a kernel");
+    for (int row = 1; row <= c->rows; row++) {
+        expect_cell(c, row, "kernel", list->name[row - 1]);
+        expect_asked_is_model(c, row);
+        cr_expect(atof(cell(c, row, "of_bar_O")) <= 1);
+        cr_expect(atof(cell(c, row, "of_bar_LSE")) <= 1);
+        cr_expect_gt(atoi(cell(c, row, "launches")), 0);
+    }
+    static const char *const same[][2] = {
+        {"device", "SIMT simulator"}, {"pass", "forward"}, {"input", "normal"}, {"seed", "7"},
+        {"batch", "1"}, {"heads", "2"}, {"kv_heads", "1"}, {"seqlen_q", "33"},
+        {"seqlen_k", "40"}, {"head_dim", "64"}, {"causal", "1"}, {"scale", "0.125"},
+        {"smem_limit", "232448"}, {"result", "ok"}, {"why", ""},
+        {"time_us", ""}, {"DRAM_read", ""}, {"L2_read", ""}, // a simulator has none
+    };
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++)
+        expect_cells(c, same[i][0], same[i][1]);
+}
+
+Test(cli, csv_quotes_what_needs_quotes) {
+    write_inputs("a \"b\", c", 2, 1, 8);
+    struct csv *c = ladder_csv("--load 'a \"b\", c' --kernel naive");
+    expect_cell(c, 1, "input", "a \"b\", c");
+    cr_expect(strstr(cell(c, 1, "command"), "--load a \"b\", c --kernel naive"));
+}
+
+// ---- one option at a time ----------------------------------------------------------------------
+
+Test(cli, the_default_problem) {
+    static const char *const defaults[][2] = {
+        {"batch", "1"}, {"heads", "2"}, {"kv_heads", "2"}, {"seqlen_q", "512"},
+        {"seqlen_k", "512"}, {"head_dim", "64"}, {"causal", "0"}, {"scale", "0.125"},
+        {"dtype", "fp32"}, {"pass", "forward"}, {"input", "normal"}, {"seed", "1"},
+    };
+    struct csv *c = ladder_csv("--kernel naive");
+    for (size_t i = 0; i < sizeof defaults / sizeof *defaults; i++)
+        expect_cell(c, 1, defaults[i][0], defaults[i][1]);
+}
+
+static void expect_lengths(const char *arguments, const char *q, const char *k) {
+    char whole[256];
+    snprintf(whole, sizeof whole, "--kernel naive -d 8 %s", arguments);
+    struct csv *c = ladder_csv(whole);
+    expect_cell(c, 1, "seqlen_q", q);
+    expect_cell(c, 1, "seqlen_k", k);
+}
+
+Test(cli, one_length_overrides_both_wherever_it_stands) {
+    expect_lengths("-n 4 --seqlen-q 7", "7", "4");
+    expect_lengths("--seqlen-q 7 -n 4", "7", "4");
+    expect_lengths("-n 4 --seqlen-k 7", "4", "7");
+    expect_lengths("--seqlen-k 7 -n 4", "4", "7");
+    expect_lengths("--seqlen-q 3 --seqlen-k 5 -n 4", "3", "5");
+    expect_lengths("-n 4 -n 6", "6", "6");
+    expect_lengths("--seqlen-q 3", "3", "512");
+}
+
+// kv-heads and scale follow heads and head-dim that come after them.
+Test(cli, defaults_follow_the_whole_line) {
+    struct csv *c = ladder_csv("--kernel naive -n 4 --scale 0.3 -H 6 -d 16");
+    expect_cell(c, 1, "kv_heads", "6");
+    expect_cell(c, 1, "scale", "0.300000012");
+    c = ladder_csv("--kernel naive -n 4 -d 16");
+    expect_cell(c, 1, "scale", "0.25");
+}
+
+Test(cli, sram_in_bytes_and_in_K) {
+    expect_cells(ladder_csv("-n 33 --sram 64K"), "smem_limit", "65536");
+    expect_cells(ladder_csv("-n 33 --sram 65536"), "smem_limit", "65536");
+    expect_cells(ladder_csv("-n 33 --sram 227K"), "smem_limit", "232448");
+}
+
+Test(cli, every_family_can_be_had) {
+    static const char *const families[] = {"normal", "large", "rising", "outliers", "constant",
+                                           "one-hot"};
+    char arguments[64];
+    for (int i = 0; i < 6; i++) {
+        snprintf(arguments, sizeof arguments, "-n 33 --data %s", families[i]);
+        expect_cells(ladder_csv(arguments), "input", families[i]);
+    }
+}
+
+Test(cli, a_run_can_be_repeated) {
+    ladder_ok("-n 33 --repeat 3");
+    expect_cells(ladder_csv("-n 33 --repeat 3"), "result", "ok");
+}
+
+Test(cli, fast_asks_no_number_of_sectors) {
+    struct csv *c = ladder_csv("-n 33 --fast");
+    expect_cells(c, "result", "ok");
+    expect_cells(c, "asked_load", "");
+    expect_cells(c, "asked_store", "");
+    expect_cells(c, "distinct_read", "");
+    cr_expect_not(strstr(ladder_ok("-n 33 --fast --kernel naive").out, "\n  asked"));
+    cr_expect(strstr(ladder_ok("-n 33 --kernel naive").out, "\n  asked"));
+}
+
+// Whether or not a kernel has the pass: a forward must not pass for it.
+Test(cli, pass_backward_is_not_the_forward) {
+    const char *arguments = "--format csv --pass backward -n 33";
+    struct output o = ladder(arguments);
+    struct csv *c = parse_csv(&o, arguments);
+    expect_cells(c, "pass", "backward");
+    bool ran = false;
+    for (int row = 1; row <= c->rows; row++) ran |= !strcmp(cell(c, row, "result"), "ok");
+    cr_expect_eq(o.status, ran ? 0 : 3, "exit status %d", o.status);
+}
+
+// The program's own name for a type that no kernel lists; NULL when each type has a kernel.
+static const char *type_without_kernel(void) {
+    static const char *const types[] = {"fp16", "bf16", "fp8"};
+    const struct list *list = list_kernels();
+    for (int i = 0; i < 3; i++)
+        if (!strstr(list->text, types[i])) return types[i];
+    return NULL;
+}
+
+Test(cli, nothing_could_run) {
+    const char *type = type_without_kernel();
+    char arguments[64];
+    if (!type) cr_skip_test("every type has a kernel");
+    snprintf(arguments, sizeof arguments, "--format csv -n 4 --dtype %s --kernel all", type);
+    struct output o = ladder(arguments);
+    expect_one_line(arguments, &o, 3);
+    struct csv *c = parse_csv(&o, arguments);
+    expect_cells(c, "result", "unsupported");
+    expect_cells(c, "dtype", type);
+    for (int row = 1; row <= c->rows; row++)
+        cr_expect(strstr(cell(c, row, "why"), type), "%s", cell(c, row, "why"));
+}
+
+// ---- several inputs ----------------------------------------------------------------------------
+
+Test(cli, each_input_has_its_rows_and_its_title) {
+    write_inputs("one", 2, 2, 8);
+    write_inputs("two", 4, 1, 16);
+    const char *arguments = "--kernel naive --data constant -n 4 --load one --load two";
+    struct csv *c = ladder_csv(arguments);
+    static const char *const inputs[] = {"constant", "one", "two"};
+    cr_assert_eq(c->rows, 3);
+    for (int i = 0; i < 3; i++) expect_cell(c, i + 1, "input", inputs[i]);
+    struct output o = ladder_ok(arguments);
+    for (int i = 0; i < 3; i++) {
+        char title[32];
+        snprintf(title, sizeof title, "input %s:", inputs[i]);
+        cr_expect(strstr(o.out, title), "the table has no \"%s\"", title);
+    }
+}
+
+// The shape is the files', and so is the scale that follows from it.
+Test(cli, files_set_the_shape) {
+    static const char *const shape[][2] = {{"batch", "1"}, {"heads", "4"}, {"kv_heads", "1"},
+                                           {"seqlen_q", "4"}, {"seqlen_k", "5"},
+                                           {"head_dim", "16"}, {"scale", "0.25"}};
+    write_inputs("files", 4, 1, 16);
+    struct csv *c = ladder_csv("--kernel naive --load files");
+    for (size_t i = 0; i < sizeof shape / sizeof *shape; i++)
+        expect_cell(c, 1, shape[i][0], shape[i][1]);
+    expect_cell(ladder_csv("--kernel naive --load files --scale 2"), 1, "scale", "2");
+    expect_cell(ladder_csv("--kernel naive --load files -d 8 -n 4 --data normal"), 2, "scale",
+                "0.25");
+}
+
+// ---- --dump ------------------------------------------------------------------------------------
+
+static double *read_tensor(const char *dir, const char *name, const uint64_t *shape, int dims,
+                           uint64_t *count) {
+    char path[256], why[WHY] = "";
+    int got_dims;
+    uint64_t got[NPY_MAX_DIMS];
+    double *data;
+    in_folder(dir, name, path);
+    cr_assert(npy_read(path, &got_dims, got, &data, why, sizeof why), "%s", why);
+    cr_assert_eq(got_dims, dims, "%s", path);
+    *count = 1;
+    for (int i = 0; i < dims; i++) {
+        cr_assert_eq(got[i], shape[i], "side %d of %s", i, path);
+        *count *= got[i];
+    }
+    return data;
+}
+
+static void expect_same_tensor(const char *a, const char *b, const char *name,
+                               const uint64_t *shape, int dims) {
+    uint64_t count;
+    double *x = read_tensor(a, name, shape, dims, &count);
+    double *y = read_tensor(b, name, shape, dims, &count);
+    cr_expect_arr_eq(x, y, count * sizeof *x, "%s/%s.npy and %s/%s.npy differ", a, name, b, name);
+    free(x), free(y);
+}
+
+// What was dumped, loaded and run again, gives the same bits.
+static void expect_round_trip(const char *shape_options, const char *others, const uint64_t q[4],
+                              const uint64_t kv[4]) {
+    char arguments[256];
+    snprintf(arguments, sizeof arguments, "--kernel naive %s %s --dump first", shape_options,
+             others);
+    ladder_ok(arguments);
+    snprintf(arguments, sizeof arguments, "--kernel naive --load first %s --dump second", others);
+    ladder_ok(arguments);
+    expect_same_tensor("first", "second", "Q", q, 4);
+    expect_same_tensor("first", "second", "K", kv, 4);
+    expect_same_tensor("first", "second", "V", kv, 4);
+    expect_same_tensor("first", "second", "O", q, 4);
+    expect_same_tensor("first", "second", "LSE", q, 3);
+}
+
+Test(cli, dump_and_load) {
+    const uint64_t q[4] = {1, 2, 33, 64}, q_gqa[4] = {2, 4, 9, 8}, kv_gqa[4] = {2, 2, 5, 8};
+    expect_round_trip("-n 33", "", q, q);
+    expect_round_trip("-b 2 -H 4 --kv-heads 2 --seqlen-q 9 --seqlen-k 5 -d 8", "--causal", q_gqa,
+                      kv_gqa);
+    expect_round_trip("-b 2 -H 4 --kv-heads 2 --seqlen-q 9 --seqlen-k 5 -d 8", "--scale 0.7",
+                      q_gqa, kv_gqa);
+}
+
+// 9 queries, 5 keys: the first four see none.
+Test(cli, rows_without_keys_are_dumped_as_minus_infinity) {
+    const uint64_t shape[3] = {1, 1, 9};
+    uint64_t count;
+    ladder_ok("--kernel naive -H 1 --seqlen-q 9 --seqlen-k 5 -d 8 --causal --dump d");
+    double *LSE = read_tensor("d", "LSE", shape, 3, &count);
+    for (int i = 0; i < 9; i++) cr_expect_eq(isinf(LSE[i]) != 0, i < 4, "LSE[%d] is %g", i, LSE[i]);
+    free(LSE);
+}
+
+Test(cli, seeds_differ_and_repeat) {
+    const uint64_t shape[4] = {1, 2, 4, 8};
+    uint64_t count;
+    ladder_ok("--kernel naive -n 4 -d 8 --dump default");
+    ladder_ok("--kernel naive -n 4 -d 8 --dump one --seed 1");
+    ladder_ok("--kernel naive -n 4 -d 8 --dump two --seed 2");
+    expect_same_tensor("default", "one", "Q", shape, 4);
+    double *one = read_tensor("one", "Q", shape, 4, &count);
+    double *two = read_tensor("two", "Q", shape, 4, &count);
+    cr_expect_arr_neq(one, two, count * sizeof *one, "--seed changes nothing");
+    free(one), free(two);
+}
+
+// With one kernel, by name or because there is no other, files lie right in the folder.
+Test(cli, dump_makes_a_folder_for_each_of_several_kernels) {
+    const struct list *list = list_kernels();
+    bool several = list->kernels > 1;
+    char path[NAME + 64];
+    ladder_ok("-n 33 --kernel naive --dump named");
+    cr_expect_eq(access("named/O.npy", R_OK), 0, "named/O.npy: %s", strerror(errno));
+    ladder_ok("-n 33 --dump all");
+    for (int i = 0; i < list->kernels; i++) {
+        snprintf(path, sizeof path, several ? "all/%s/O.npy" : "all/O.npy", list->name[i]);
+        cr_expect_eq(access(path, R_OK), 0, "%s: %s", path, strerror(errno));
+    }
+}
+
+// ---- colour ------------------------------------------------------------------------------------
+
+Test(cli, no_colour_in_files) {
+    struct output o = ladder_ok("-n 33");
+    cr_expect_not(strchr(o.out, '\033'));
+    setenv("NO_COLOR", "1", 1);
+    cr_expect_str_eq(ladder_ok("-n 33").out, o.out);
+    cr_expect_not(strchr(ladder("--nonsuch").err, '\033'));
+}
+
+// Runs with stdout on the terminal, and gives what the terminal got. A small kernel: nobody reads
+// the other end until the program is done.
+static void run_on_terminal(int terminal, char text[TEXT]) {
+    char arguments[256];
+    snprintf(arguments, sizeof arguments, "--kernel naive -n 4 -d 8 --fast >%s",
+             ptsname(terminal));
+    ladder_ok(arguments);
+    ssize_t length = read(terminal, text, TEXT - 1);
+    text[length < 0 ? 0 : length] = '\0';
+}
+
+Test(cli, colour_on_a_terminal_unless_NO_COLOR) {
+    char text[TEXT];
+    int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+    if (terminal < 0 || grantpt(terminal) || unlockpt(terminal)) cr_skip_test("no terminals here");
+    int other_end = open(ptsname(terminal), O_RDWR | O_NOCTTY); // held open: the text stays
+    run_on_terminal(terminal, text);
+    cr_expect(strstr(text, "\033[32mok"), "%s", text);
+    setenv("NO_COLOR", "1", 1);
+    run_on_terminal(terminal, text);
+    cr_expect(strstr(text, "ok") && !strchr(text, '\033'), "%s", text);
+    close(other_end), close(terminal);
+}
