@@ -267,7 +267,7 @@ static bool allocate(const struct attn_problem *p, bool backward, struct inputs 
     *out = (struct inputs){malloc(q), malloc(kv), malloc(kv), backward ? malloc(q) : NULL};
     if (out->Q && out->K && out->V && (out->dO || !backward)) return true;
     inputs_free(out);
-    return refuse(why, why_size,
+    return refuse_memory(why, why_size,
                   "no memory for inputs of %.3g GB: make batch, heads or seqlen smaller",
                   (double)(q + 2 * kv + backward * q) / 1e9);
 }
@@ -327,7 +327,7 @@ static bool narrow(const char *path, enum attn_dtype dtype, const struct shape *
                    const double *from, float **out, char *why, size_t why_size) {
     uint64_t n = s->at[0] * s->at[1] * s->at[2] * s->at[3];
     float *to = *out = malloc(n * sizeof *to);
-    if (!to) return refuse(why, why_size, "%s: no memory for it; use a smaller one", path);
+    if (!to) return refuse_memory(why, why_size, "%s: no memory for it; use a smaller one", path);
     for (uint64_t i = 0; i < n; i++) {
         to[i] = dtype_round(dtype, (float)from[i]);
         if (isfinite(to[i])) continue;

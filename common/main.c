@@ -18,10 +18,20 @@ enum { EXIT_RIGHT, EXIT_WRONG, EXIT_USAGE, EXIT_CANNOT };
 
 static const char *program;
 
+// One line, whatever control characters a name or a value brought along.
 static int complain(int status, const char *line) {
     report_progress(NULL);
-    fprintf(stderr, "%s: %s\n", program, line);
+    fflush(stdout);
+    fprintf(stderr, "%s: ", program);
+    for (; *line; line++) fputc((unsigned char)*line < ' ' ? '?' : *line, stderr);
+    fputc('\n', stderr);
     return status;
+}
+
+// A table that did not reach its file must not look like a success.
+static int finish(int status) {
+    if (!fflush(stdout) && !ferror(stdout)) return status;
+    return complain(EXIT_CANNOT, "cannot write the output; is the disk full?");
 }
 
 // ---- what can be run -------------------------------------------------------------------------------------
@@ -82,7 +92,8 @@ struct session {
     char why[700];
 };
 
-static int run_kernel(struct session *s, const struct attn_kernel *k, const struct prepared *in) {
+// EXIT_RIGHT: go on with the next; the outcome is in the table and in `s`.
+static int run_kernel(struct session *s, const struct attn_kernel *k, struct prepared *in, unsigned pass) {
     char folder[1024];
     const char *dump = s->options->dump ? folder : NULL;
     if (dump && !dump_folder(s->options, k, folder, sizeof folder, s->why, sizeof s->why))
@@ -90,7 +101,8 @@ static int run_kernel(struct session *s, const struct attn_kernel *k, const stru
     int repeat = s->options->repeat ? s->options->repeat : s->machine.simulated ? 1 : 20;
     struct result r;
     report_progress("%s %s on %s ...", k->step, k->name, in->name);
-    run_forward(k, in, repeat, dump, &r);
+    run_pass(k, in, pass, repeat, dump, &r);
+    if (r.outcome == REFUSED) return complain(EXIT_USAGE, r.why);
     if (r.outcome == NOT_SUPPORTED && s->options->kernel) {
         snprintf(s->why, sizeof s->why, "--kernel %s: %.600s", k->name, r.why);
         return complain(EXIT_USAGE, s->why);
@@ -101,29 +113,38 @@ static int run_kernel(struct session *s, const struct attn_kernel *k, const stru
     return EXIT_RIGHT;
 }
 
+static int run_passes(struct session *s, const struct attn_kernel *k, struct prepared *in) {
+    for (unsigned pass = ATTN_FORWARD; pass <= ATTN_BACKWARD; pass <<= 1) {
+        int status = s->options->passes & pass ? run_kernel(s, k, in, pass) : EXIT_RIGHT;
+        if (status != EXIT_RIGHT) return status;
+    }
+    return EXIT_RIGHT;
+}
+
+// Makes the input ready in k's data type, unless the kernel before has left it so.
+static int prepare_for(struct session *s, const struct attn_kernel *k, const struct source *source, struct prepared *in) {
+    struct attn_problem p = s->options->problem;
+    if (!s->options->dtype_given) p.dtype = first_dtype(k);
+    if (in->number && in->problem.dtype == p.dtype) return EXIT_RIGHT;
+    prepared_free(in);
+    report_progress("input %s ...", source->load ? source->load : data_family_name(source->family));
+    switch (prepare(&p, source, in, s->why, sizeof s->why)) {
+    case NOT_SUPPORTED: return complain(EXIT_USAGE, s->why);
+    case NOT_POSSIBLE: return complain(EXIT_CANNOT, s->why);
+    default: return EXIT_RIGHT;
+    }
+}
+
 static int run_input(struct session *s, const struct source *source) {
-    const struct options *o = s->options;
-    struct prepared in;
-    bool ready = false;
+    struct prepared in = {0};
     int status = EXIT_RIGHT;
     for (int i = 0; i < attn_kernel_count() && status == EXIT_RIGHT; i++) {
         const struct attn_kernel *k = attn_kernel_at(i);
-        if (o->kernel && strcmp(k->name, o->kernel)) continue;
-        struct attn_problem p = o->problem;
-        if (!o->dtype_given) p.dtype = first_dtype(k);
-        if (ready && in.problem.dtype != p.dtype) {    // the next kernel computes in another type
-            prepared_free(&in);
-            ready = false;
-        }
-        if (!ready) {
-            report_progress("input %s and its right answer ...", source->load ? source->load : data_family_name(source->family));
-            enum outcome outcome = prepare(&p, source, &in, s->why, sizeof s->why);
-            ready = true;    // as far as it came: prepared_free takes it from there
-            if (outcome != RAN_RIGHT) status = complain(outcome == NOT_SUPPORTED ? EXIT_USAGE : EXIT_CANNOT, s->why);
-        }
-        if (status == EXIT_RIGHT) status = run_kernel(s, k, &in);
+        if (s->options->kernel && strcmp(k->name, s->options->kernel)) continue;
+        status = prepare_for(s, k, source, &in);
+        if (status == EXIT_RIGHT) status = run_passes(s, k, &in);
     }
-    if (ready) prepared_free(&in);
+    prepared_free(&in);
     return status;
 }
 
@@ -139,14 +160,6 @@ static int run_all(struct session *s) {
 }
 
 // ---- main --------------------------------------------------------------------------------------------------
-
-static bool check_options(const struct options *o, char *why, size_t why_size) {
-    if (o->kernel && !kernel_exists(o->kernel)) {
-        snprintf(why, why_size, "--kernel %s: no such kernel here; --list shows them", o->kernel);
-        return false;
-    }
-    return attn_problem_check(&o->problem, why, why_size) == 0;
-}
 
 static void join_words(int argc, char **argv, char *out, size_t size) {
     size_t used = 0;
@@ -164,12 +177,15 @@ int main(int argc, char **argv) {
     struct session s = {.options = &options};
     if (!options_parse(argc, argv, &options, s.why, sizeof s.why)) return complain(EXIT_USAGE, s.why);
     switch (options.action) {
-    case ACTION_HELP: return options_help(program), EXIT_RIGHT;
-    case ACTION_VERSION: return puts("flash-attention-tutorial 0.1"), EXIT_RIGHT;
-    case ACTION_LIST: return list_kernels(), EXIT_RIGHT;
+    case ACTION_HELP: return options_help(program), finish(EXIT_RIGHT);
+    case ACTION_VERSION: return puts("flash-attention-tutorial 0.1"), finish(EXIT_RIGHT);
+    case ACTION_LIST: return list_kernels(), finish(EXIT_RIGHT);
     case ACTION_RUN: break;
     }
-    if (!check_options(&options, s.why, sizeof s.why)) return complain(EXIT_USAGE, s.why);
+    if (options.kernel && !kernel_exists(options.kernel)) {
+        snprintf(s.why, sizeof s.why, "--kernel %s: no such kernel here; --list shows them", options.kernel);
+        return complain(EXIT_USAGE, s.why);
+    }
 
     if (!machine_open(&(struct machine_options){.fast = options.fast}, &s.machine, s.why, sizeof s.why))
         return complain(EXIT_CANNOT, s.why);
@@ -182,5 +198,5 @@ int main(int argc, char **argv) {
     options.problem.sm_count = s.machine.sm_count;
     bool one_kernel = options.kernel || attn_kernel_count() == 1;
     s.reporter = (struct reporter){.csv = options.csv, .detail = one_kernel, .machine = &s.machine, .command = command, .seed = options.seed};
-    return run_all(&s);
+    return finish(run_all(&s));
 }

@@ -155,7 +155,7 @@ static bool read_header(struct reader *r, struct header *h) {
         return malformed(r, "the header ends past the end of the file");
     }
     char *text = malloc(length + 1ul);
-    if (!text) return refuse(r->why, r->why_size, "%s: no memory for its header", r->path);
+    if (!text) return refuse_memory(r->why, r->why_size, "%s: no memory for its header", r->path);
     size_t got = fread(text, 1, length, r->file);
     text[got] = '\0';
     bool ok = got == length && parse_dict(text, h);
@@ -234,7 +234,7 @@ static bool read_array(struct reader *r, struct header *h, double **data) {
     if (!check_size(r, h, size, &count)) return false;
     *data = malloc((count ? count : 1) * sizeof **data);
     if (!*data) {
-        return refuse(r->why, r->why_size, "%s: no memory for its %llu elements; use a smaller one",
+        return refuse_memory(r->why, r->why_size, "%s: no memory for its %llu elements; use a smaller one",
                       r->path, (unsigned long long)count);
     }
     if (read_elements(r, size, *data, count)) return true;

@@ -179,7 +179,7 @@ static bool read_option(int c, const struct value *v, struct options *o, struct 
     case SEQLEN_K: return read_int(v, 1, MOST_N, &n->k);
     case 'd': return read_int(v, 8, 256, &o->problem.head_dim);
     case CAUSAL: return o->problem.causal = true;
-    case SCALE: return o->scale_given = read_scale(v, &o->problem.scale);
+    case SCALE: return read_scale(v, &o->problem.scale);
     case DTYPE: return o->dtype_given = read_dtype(v, &o->problem.dtype);
     case KERNEL: o->kernel = strcmp(v->text, "all") ? v->text : NULL; return true;
     case PASS: return read_pass(v, &o->passes);
@@ -212,7 +212,6 @@ static void finish(struct options *o, const struct lengths *n) {
     p->seqlen_q = n->q ? n->q : n->both ? n->both : 512;
     p->seqlen_k = n->k ? n->k : n->both ? n->both : 512;
     p->kv_heads = n->kv_heads ? n->kv_heads : p->heads;
-    if (!o->scale_given) p->scale = (float)(1 / sqrt(p->head_dim));
 }
 
 static bool check_together(const struct options *o, char *why, size_t why_size) {
@@ -233,8 +232,9 @@ bool options_parse(int argc, char **argv, struct options *o, char *why, size_t w
     opterr = 0;    // our own messages: one line, with what to do
     optind = 1;
     for (int c; (c = getopt_long(argc, argv, ":b:H:n:d:h", long_options, NULL)) != -1;) {
-        const char *word = argv[optind - 1];
         if (c == '?' || c == ':') {
+            char letter[] = {'-', (char)optopt, 0};    // optopt: the letter, or 0 or a number of ours for a word
+            const char *word = optopt > 0 && optopt < KV_HEADS && strncmp(argv[optind - 1], "--", 2) ? letter : argv[optind - 1];
             snprintf(why, why_size, c == ':' ? "%s: needs a value; --help lists the options"
                                              : "%s: unknown option; --help lists them", word);
             return false;

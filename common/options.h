@@ -7,9 +7,9 @@
 enum { MAX_LOADS = 8 };
 
 struct options {
-    struct attn_problem problem;    // seqlen, heads …; the machine's fields are not set yet
+    struct attn_problem problem;    // scale 0: the default; the machine's fields are not set yet
     bool shape_given;               // any of -b -H --kv-heads -n --seqlen-q --seqlen-k -d
-    bool dtype_given, scale_given;
+    bool dtype_given;
     const char *kernel;             // a name, or NULL for all
     unsigned passes;
     enum data_family data;

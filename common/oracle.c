@@ -162,7 +162,7 @@ bool reference_make(const struct attn_problem *p, const struct inputs *in, struc
     };
     if (!out->O || !out->LSE || !out->base_O || !out->base_LSE || !forward_both(p, in, out)) {
         reference_free(out);
-        return refuse(why, why_size,
+        return refuse_memory(why, why_size,
                       "no memory for a reference of %.3g GB: make batch, heads or seqlen smaller",
                       12e-9 * (double)(elements + rows));
     }

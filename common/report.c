@@ -45,10 +45,13 @@ static double tflops(const struct result *r) {
 
 static const char *coloured(const char *word, int colour) {
     static char text[48];
-    if (!isatty(STDOUT_FILENO) || getenv("NO_COLOR")) return word;
+    const char *no_color = getenv("NO_COLOR");    // no-color.org: set and not empty
+    if (!isatty(STDOUT_FILENO) || (no_color && no_color[0])) return word;
     snprintf(text, sizeof text, "\033[%dm%s\033[0m", colour, word);
     return text;
 }
+
+static bool has_run(const struct result *r) { return r->outcome == RAN_RIGHT || r->outcome == RAN_WRONG; }
 
 static const char *outcome_text(const struct result *r) {
     enum { RED = 31, GREEN = 32, YELLOW = 33 };
@@ -65,8 +68,8 @@ static void print_title(struct reporter *to, const struct result *r) {
     const struct attn_problem *p = &r->prepared->problem;
     const struct machine *m = to->machine;
     if (to->titled) printf("\n");
-    to->titled = r->prepared;
-    printf("%s%s%s, %zu KB of shared memory a block\n", m->name, m->driver[0] ? ", driver " : "", m->driver, p->smem >> 10);
+    to->titled = r->prepared->number;
+    printf("%s%s%s, %.4g KB of shared memory a block\n", m->name, m->driver[0] ? ", driver " : "", m->driver, (double)p->smem / 1024);
     printf("input %s: B %d, H %d, Hkv %d, Nq %d, Nk %d, d %d, %s, %s, scale %g; each input read once and each "
            "output written once: %s\n\n",
            r->prepared->name, p->batch, p->heads, p->kv_heads, p->seqlen_q, p->seqlen_k, p->head_dim,
@@ -98,7 +101,7 @@ static void print_gpu_cells(const struct result *r) {
 static void print_row(const struct reporter *to, const struct result *r) {
     const struct measurement *m = &r->measured;
     printf("%-20s %-16s %-4s ", r->kernel->step, r->kernel->name, attn_dtype_name(r->prepared->problem.dtype));
-    if (r->outcome == NOT_SUPPORTED || r->outcome == NOT_POSSIBLE) {
+    if (!has_run(r)) {
         printf("%s: %s\n", outcome_text(r), r->why);
         return;
     }
@@ -228,9 +231,9 @@ static void csv_header(void) {
 
 static void csv_row(const struct reporter *to, const struct result *r) {
     static const char *const words[] = {[RAN_RIGHT] = "ok", [RAN_WRONG] = "wrong", [NOT_SUPPORTED] = "unsupported",
-                                        [NOT_POSSIBLE] = "impossible"};
+                                        [NOT_POSSIBLE] = "impossible", [REFUSED] = "refused"};
     const struct measurement *m = &r->measured;
-    bool ran = r->outcome == RAN_RIGHT || r->outcome == RAN_WRONG;
+    bool ran = has_run(r);
     csv_today();
     csv_text(to->machine->name);
     printf(",%s", to->machine->driver);
@@ -271,12 +274,12 @@ void report_result(struct reporter *to, const struct result *r) {
     report_progress(NULL);
     if (to->csv) {
         if (!to->titled) csv_header();
-        to->titled = r->prepared;
+        to->titled = r->prepared->number;
         csv_row(to, r);
     } else {
-        if (to->titled != r->prepared) print_title(to, r);
+        if (to->titled != r->prepared->number) print_title(to, r);
         print_row(to, r);
-        if (to->detail && (r->outcome == RAN_RIGHT || r->outcome == RAN_WRONG)) print_detail(to, r);
+        if (to->detail && has_run(r)) print_detail(to, r);
     }
     fflush(stdout);
 }

@@ -10,7 +10,7 @@ struct reporter {
     const struct machine *machine;
     const char *command;            // the whole command line, for the CSV
     uint64_t seed;
-    const struct prepared *titled;  // the input whose title was printed last
+    int titled;                     // number of the input whose title was printed last; 0: none yet
 };
 
 void report_result(struct reporter *, const struct result *);

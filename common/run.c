@@ -5,10 +5,12 @@
 #include "dtype.h"
 #include "npy.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 // ---- the input -----------------------------------------------------------------------------------
 
@@ -24,11 +26,6 @@ static void *upload(const struct attn_problem *p, const char *name, const float 
     return device;
 }
 
-static bool make_inputs(const struct source *s, struct prepared *out, char *why, size_t why_size) {
-    if (s->load) return inputs_load(s->load, false, &out->problem, &out->in, why, why_size);
-    return inputs_make(&out->problem, s->family, s->seed, false, &out->in, why, why_size);
-}
-
 static enum outcome out_of_memory(const struct attn_problem *p, const char *what, uint64_t bytes, char *why,
                                   size_t why_size) {
     snprintf(why, why_size, "no memory for %s (%.3g GB) at B %d, H %d, Nq %d, Nk %d, d %d; make the problem smaller",
@@ -36,19 +33,33 @@ static enum outcome out_of_memory(const struct attn_problem *p, const char *what
     return NOT_POSSIBLE;
 }
 
-enum outcome prepare(const struct attn_problem *p, const struct source *s, struct prepared *out, char *why,
+// What the host will hold besides the device's copies: inputs, reference, outputs.
+static uint64_t host_bytes(const struct attn_problem *p) {
+    uint64_t q = attn_q_elements(p), kv = attn_kv_elements(p);
+    return 4 * (q + 2 * kv) + (8 + 4 + 4 + 4) * q;
+}
+
+static uint64_t host_memory(void) { return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE); }
+
+static enum outcome refused(void) { return errno == ENOMEM ? NOT_POSSIBLE : NOT_SUPPORTED; }
+
+enum outcome prepare(const struct attn_problem *problem, const struct source *s, struct prepared *out, char *why,
                      size_t why_size) {
-    *out = (struct prepared){.problem = *p, .name = s->load ? s->load : data_family_name(s->family)};
-    if (!make_inputs(s, out, why, why_size)) return NOT_SUPPORTED;
-    p = &out->problem;
+    static int number;
+    *out = (struct prepared){.number = ++number, .problem = *problem, .name = s->load ? s->load : data_family_name(s->family)};
+    struct attn_problem *p = &out->problem;
+    if (s->load && !inputs_load(s->load, false, p, &out->in, why, why_size)) return refused();
+    if (p->scale == 0) p->scale = (float)(1 / sqrt(p->head_dim));
+    if (attn_problem_check(p, why, why_size)) return NOT_SUPPORTED;
+    if (host_bytes(p) > host_memory() / 10 * 9) return out_of_memory(p, "the host's tensors", host_bytes(p), why, why_size);
+    if (!s->load && !inputs_make(p, s->family, s->seed, false, &out->in, why, why_size)) return refused();
+
     uint64_t q = attn_q_elements(p), kv = attn_kv_elements(p);
     out->Q = upload(p, "Q", out->in.Q, q);
     out->K = upload(p, "K", out->in.K, kv);
     out->V = upload(p, "V", out->in.V, kv);
-    if (!out->Q || !out->K || !out->V)
-        return out_of_memory(p, "Q, K and V", (q + 2 * kv) * attn_dtype_bytes(p->dtype), why, why_size);
-    if (!reference_make(p, &out->in, &out->reference, why, why_size)) return NOT_POSSIBLE;
-    return RAN_RIGHT;
+    if (out->Q && out->K && out->V) return RAN_RIGHT;
+    return out_of_memory(p, "Q, K and V", (q + 2 * kv) * attn_dtype_bytes(p->dtype), why, why_size);
 }
 
 void prepared_free(struct prepared *in) {
@@ -219,8 +230,8 @@ static bool dump_forward(const char *dir, const struct prepared *in, const struc
 // Fills in why not, when this kernel cannot run this problem on this machine.
 static bool can_run(const struct attn_kernel *k, const struct attn_problem *p, struct result *r) {
     r->outcome = NOT_SUPPORTED;
-    if (!k->forward) {
-        snprintf(r->why, sizeof r->why, "has no forward pass");
+    if (!(k->passes & r->pass)) {
+        snprintf(r->why, sizeof r->why, "has no %s pass", r->pass == ATTN_FORWARD ? "forward" : "backward");
         return false;
     }
     if (!(k->dtypes >> p->dtype & 1)) {
@@ -246,7 +257,7 @@ static void examine(const struct prepared *in, const struct machine_work *work, 
     r->check[r->checks++] = check_O(p, &in->reference, a->O);
     r->check[r->checks++] = check_LSE(p, &in->reference, a->LSE);
     if (dump && !dump_forward(dump, in, a, r->why, sizeof r->why)) {
-        r->outcome = NOT_SUPPORTED;
+        r->outcome = REFUSED;
         return;
     }
     r->measured.repeats_differ = !repeats_agree(work, a, repeat);
@@ -255,16 +266,23 @@ static void examine(const struct prepared *in, const struct machine_work *work, 
     judge(r, exact);
 }
 
-void run_forward(const struct attn_kernel *kernel, const struct prepared *in, int repeat, const char *dump,
-                 struct result *out) {
+static bool need_reference(struct prepared *in, struct result *r) {
+    if (in->reference.O) return true;
+    if (reference_make(&in->problem, &in->in, &in->reference, r->why, sizeof r->why)) return true;
+    r->outcome = errno == ENOMEM ? NOT_POSSIBLE : REFUSED;
+    return false;
+}
+
+void run_pass(const struct attn_kernel *kernel, struct prepared *in, unsigned pass, int repeat, const char *dump,
+              struct result *out) {
     const struct attn_problem *p = &in->problem;
-    *out = (struct result){.kernel = kernel, .prepared = in, .pass = ATTN_FORWARD};
-    out->compulsory = attn_compulsory_bytes(p, ATTN_FORWARD);
+    *out = (struct result){.kernel = kernel, .prepared = in, .pass = pass};
+    out->compulsory = attn_compulsory_bytes(p, pass);
     if (!can_run(kernel, p, out)) return;
-    out->model = kernel->model(p, ATTN_FORWARD);
+    out->model = kernel->model(p, pass);
 
     struct allocated a = {0};
-    if (allocate(kernel, in, &a, out)) {
+    if (allocate(kernel, in, &a, out) && need_reference(in, out)) {
         struct machine_work work = {kernel->forward, p, &a.device};
         poison(p, &a);
         if (run_once(&work, &a, out)) examine(in, &work, &a, repeat, dump, out);

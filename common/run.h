@@ -5,13 +5,14 @@
 #include "check.h"
 #include "machine.h"
 
-// One input of one data type, with its right answer, on the host and on the device. Kernels that
-// compute in the same type share it.
+// One input of one data type, on the host and on the device. Kernels that compute in the same type
+// share it, and its right answer, which is worked out when the first of them is ready to run.
 struct prepared {
+    int number;                     // 1, 2, …: which input this is
     struct attn_problem problem;
     const char *name;               // "normal", "tests/minilm"
     struct inputs in;
-    struct reference reference;
+    struct reference reference;     // O is NULL: not yet
     void *Q, *K, *V;                // device, in problem.dtype
 };
 
@@ -22,7 +23,13 @@ struct source {
     uint64_t seed;
 };
 
-enum outcome { RAN_RIGHT, RAN_WRONG, NOT_SUPPORTED, NOT_POSSIBLE };
+enum outcome {
+    RAN_RIGHT,
+    RAN_WRONG,      // a wrong result, or a fault found
+    NOT_SUPPORTED,  // this problem is not for this kernel, or for nobody: exit status 2 if asked for by name
+    NOT_POSSIBLE,   // this machine cannot: exit status 3
+    REFUSED,        // the input has no finite answer, or --dump failed: exit status 2 at once
+};
 
 enum { MAX_CHECKS = 5 };
 
@@ -40,16 +47,16 @@ struct result {
     struct measurement measured;
 };
 
-// Makes or loads the input, rounds it to p->dtype (and takes the shape from the files), computes the
-// reference and copies Q, K, V to the device. NOT_SUPPORTED: the input is refused, exit status 2;
-// NOT_POSSIBLE: no memory, exit status 3; with one line in `why`. RAN_RIGHT: ready.
+// Makes or loads the input, rounds it to p->dtype (taking the shape from the files, and 1/sqrt(d) where
+// p->scale is 0), and copies Q, K, V to the device. NOT_SUPPORTED or NOT_POSSIBLE with one line in `why`,
+// or RAN_RIGHT: ready. Free it in every case.
 enum outcome prepare(const struct attn_problem *p, const struct source *s, struct prepared *out, char *why,
                      size_t why_size);
 void prepared_free(struct prepared *);
 
-// Runs the forward of `kernel`, `repeat` times, and fills in *out. With `dump`, writes the tensors to
-// that folder, which exists.
-void run_forward(const struct attn_kernel *kernel, const struct prepared *in, int repeat, const char *dump,
-                 struct result *out);
+// Runs one pass of `kernel`, `repeat` times, and fills in *out. With `dump`, writes the tensors to that
+// folder, which exists.
+void run_pass(const struct attn_kernel *kernel, struct prepared *in, unsigned pass, int repeat, const char *dump,
+              struct result *out);
 
 #endif

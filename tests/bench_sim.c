@@ -46,6 +46,7 @@ int main(void) {
     Q = sim_alloc("Q", bytes), K = sim_alloc("K", bytes), V = sim_alloc("V", bytes), O = sim_alloc("O", bytes);
     S = sim_alloc("S", MOST * MOST * sizeof(float));
     for (int i = 0; i < MOST * D; i++) Q[i] = K[i] = V[i] = (float)(i % 7) / 7;
+    sim_set_written(Q, true), sim_set_written(K, true), sim_set_written(V, true);
     double accesses[2];
     for (int N = 256; N <= MOST; N *= 4)
         for (int fast = 0; fast < 2; fast++) {

@@ -120,9 +120,11 @@ def run(program, line, folder):
     """The program's rows, {kernel: result}, after it has written the tensors to the folder."""
     command = [program, *shlex.split(line), "--format", "csv", "--dump", folder]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    rows = list(csv.DictReader(done.stdout.splitlines()))
     if done.returncode not in (0, 3):     # 3: no kernel takes this shape in this type
-        sys.exit(f"{line}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
-    return {row["kernel"]: row["result"] for row in csv.DictReader(done.stdout.splitlines())}
+        wrong = [f"{row['kernel']}: {row['why']}" for row in rows if row["result"] == "wrong"]
+        sys.exit(f"exit status {done.returncode} at {line}: {done.stderr.strip()}{wrong}")
+    return {row["kernel"]: row["result"] for row in rows}
 
 
 def check(program, case, dtype, several, shares):

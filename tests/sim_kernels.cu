@@ -72,14 +72,21 @@ __global__ void branching(const float *a, float *b) {
 
 // ---- shared memory -----------------------------------------------------------------------------------
 
+// All of smem's first 1200 words hold a value, without conflicts.
+__device__ inline float *filled_words() {
+    float *words = reinterpret_cast<float *>(smem);
+    for (int i = threadIdx.x; i < 1200; i += 32) words[i] = i;
+    __syncthreads();
+    return words;
+}
 // Lane t reads word t * n: n = 1 no conflict, 2 two-way, 32 all in one bank, 0 a broadcast.
 __global__ void bank_stride(float *b, int n) {
-    float *words = reinterpret_cast<float *>(smem);
+    float *words = filled_words();
     b[threadIdx.x] = words[threadIdx.x * n];
 }
 // 16 bytes a lane; with stride 1 (n = 4 words) a quarter warp covers all banks once.
 __global__ void bank_stride16(float *b, int n) {
-    float *words = reinterpret_cast<float *>(smem);
+    float *words = filled_words();
     float4 x = *reinterpret_cast<float4 *>(&words[threadIdx.x * n]);
     b[threadIdx.x] = x.x + x.y + x.z + x.w;
 }
@@ -94,7 +101,7 @@ __global__ void static_bytes(float *b) {
     __shared__ float first[100];
     __shared__ double second[10];
     first[threadIdx.x] = 1;
-    second[threadIdx.x % 10] = 2;
+    if (threadIdx.x < 10) second[threadIdx.x] = 2;
     __syncthreads();
     b[threadIdx.x] = first[threadIdx.x] + (float)second[threadIdx.x % 10];
 }

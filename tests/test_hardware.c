@@ -30,6 +30,7 @@ static struct traffic run(const char *kernel, int N, bool causal) {
     float *Q = sim_alloc("Q", bytes), *K = sim_alloc("K", bytes), *V = sim_alloc("V", bytes);
     float *O = sim_alloc("O", bytes), *S = sim_alloc("S", (size_t)N * (size_t)N * sizeof(float));
     for (int i = 0; i < N * D; i++) Q[i] = K[i] = V[i] = (float)(i % 13 - 6) / 8;
+    sim_set_written(Q, true), sim_set_written(K, true), sim_set_written(V, true);
     sim_reset(&(struct sim_options){0});
     if (!strcmp(kernel, "naive")) hardware_naive(Q, K, V, S, O, N);
     else hardware_flash(Q, K, V, O, N, causal, !strcmp(kernel, "flash32") ? 32 : 64);

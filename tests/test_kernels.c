@@ -36,7 +36,6 @@ static struct attn_problem problem_of(const int level[FACTORS], enum attn_dtype 
         .sm = 90,
         .sm_count = 132,
     };
-    p.scale = (float)(1 / sqrt(p.head_dim));
     return p;
 }
 
@@ -96,7 +95,7 @@ static struct result run_case(const struct attn_kernel *k, const struct attn_pro
     struct result r;
     struct source source = {NULL, family, 42};
     cr_assert_eq(prepare(p, &source, in, why, sizeof why), RAN_RIGHT, "%s", why);
-    run_forward(k, in, 1, NULL, &r);
+    run_pass(k, in, ATTN_FORWARD, 1, NULL, &r);
     return r;
 }
 
@@ -122,12 +121,12 @@ Test(kernels, all_are_right_on_every_shape_and_input) {
 
 Test(kernels, all_are_right_on_real_input) {
     for (int i = 0; i < attn_kernel_count(); i++) {
-        struct attn_problem p = {.smem = 227 << 10, .sm = 90, .sm_count = 132, .scale = 0.17677669f};
+        struct attn_problem p = {.smem = 227 << 10, .sm = 90, .sm_count = 132};
         char why[300];
         struct prepared in;
         cr_assert_eq(prepare(&p, &(struct source){.load = "tests/minilm"}, &in, why, sizeof why), RAN_RIGHT, "%s", why);
         struct result r;
-        run_forward(attn_kernel_at(i), &in, 1, NULL, &r);
+        run_pass(attn_kernel_at(i), &in, ATTN_FORWARD, 1, NULL, &r);
         cr_expect_eq(r.outcome, RAN_RIGHT, "%s: %s", attn_kernel_at(i)->name, r.why);
         prepared_free(&in);
     }
@@ -144,7 +143,7 @@ static struct result run_fault(enum fault fault, enum data_family family, int re
     struct prepared in;
     struct result r;
     cr_assert_eq(prepare(&p, &(struct source){NULL, family, 7}, &in, why, sizeof why), RAN_RIGHT, "%s", why);
-    run_forward(wrong_attention(fault), &in, repeat, NULL, &r);
+    run_pass(wrong_attention(fault), &in, ATTN_FORWARD, repeat, NULL, &r);
     prepared_free(&in);
     return r;
 }

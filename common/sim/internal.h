@@ -16,6 +16,7 @@ struct access {
     uint8_t size;                // bytes, at most 16
     uint8_t kind;                // enum sim_kind
     uint8_t space;               // enum space
+    uint8_t part_syncs;          // of the lane, when it made the access
 };
 enum { END_OF_LOG = UINT32_MAX };
 
@@ -35,6 +36,7 @@ struct thread {
     struct access *log;          // since the warp last came to rest
     struct access *log_next, *log_end;
     uint32_t last_block;         // pc of the basic block it entered last
+    uint8_t part_syncs;          // __syncwarp() calls with a part of the warp, modulo 256
 };
 
 struct queue {
@@ -49,10 +51,20 @@ struct meeting {
     struct sim_place where;      // of the first to arrive
 };
 
+// A loop that a warp is in: where it jumps back from, and which lanes did so last time.
+struct loop {
+    uint32_t pc, lanes;
+    uint64_t global_requests;    // of the worker, then
+};
+enum { MAX_LOOPS = 16 };
+
 struct warp {
     struct thread *lane[32];
     int size, running;           // running: neither waiting nor exited
+    uint32_t sync_clock;         // of the last __syncwarp() of all lanes
     struct meeting meeting[32];  // disjoint masks, so never more than 32 at a time
+    int loops;
+    struct loop loop[MAX_LOOPS]; // the innermost last
 };
 
 struct barrier {
@@ -86,6 +98,11 @@ struct worker {
     struct tally tally;
 
     struct sim_dim3 block_idx;
+    uint32_t block;              // its number in the grid
+    uint64_t global_requests;    // so far
+    // Time, for detect.c: goes on by one at each block's start, barrier and full __syncwarp().
+    uint32_t clock, block_clock, barrier_clock;   // now; this block's start; its last barrier
+    struct cell *shared_cell;    // one for each 4 bytes of the TLS segment
     int threads, warps, live;
     struct thread *thread;
     struct warp *warp;
@@ -99,10 +116,18 @@ struct worker {
 extern _Thread_local struct worker *sim_worker;
 extern const struct sim_launch *sim_now;    // the launch in progress, NULL between launches
 
-// ---- scheduler.c -------------------------------------------------------------------------------
+// ---- launch.c -----------------------------------------------------------------------------------
 
-// Ends the launch with an error, in one line; never returns. From a CUDA thread only.
-_Noreturn void sim_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+// Ends the launch with an error, in one line, and never returns. From a CUDA thread only: sim_fail
+// blames the one that runs, sim_fail_at another of its block.
+_Noreturn void sim_fail_at(const struct thread *, const char *format, ...) __attribute__((format(printf, 2, 3)));
+#define sim_fail(...) sim_fail_at(sim_worker->self, __VA_ARGS__)
+bool sim_fast(void);                                 // --fast: bytes only
+void sim_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+// ---- scheduler.c --------------------------------------------------------------------------------
+
+void scheduler_run_block(struct worker *, uint64_t number);
 
 // ---- memory.c ----------------------------------------------------------------------------------
 
@@ -111,6 +136,9 @@ struct buffer {
     size_t size;
     char name[24];
     bool live;
+    bool input;                  // written by the host: a kernel may only read it
+    uint8_t *written;            // per 4 bytes, a bit for each byte that holds a value
+    struct cell *cell;           // per 4 bytes: who touched it in this launch (detect.c)
     struct traffic total;
     uint64_t distinct[SIM_KINDS];
     uint8_t *touched;            // per sector, bit 1 << kind: in this launch
@@ -121,9 +149,33 @@ int sim_buffer_at(uintptr_t address);       // 0 if none
 void memory_launch_begin(void);             // clears `touched`
 void memory_launch_end(void);               // adds `touched` to `distinct`
 
-// ---- meter.c -----------------------------------------------------------------------------------
+const char *memory_verb(int kind);          // "load", "store", "atomic"
+
+// ---- meter.c ------------------------------------------------------------------------------------
+
+// What some lanes of a warp do in one instruction.
+struct request {
+    const struct warp *warp;
+    const struct access *lane[32];
+    int number[32];              // which lanes they are, ascending
+    int lanes;
+};
 
 void meter_warp(struct worker *, struct warp *);   // puts the lanes' logs together and counts
+
+// ---- detect.c -----------------------------------------------------------------------------------
+
+void detect_request(struct worker *, const struct request *);
+// The lanes of `request` jumped backwards together: is somebody missing who was there last time?
+void detect_turn(struct worker *, struct warp *, const struct request *);
+size_t detect_cell_bytes(size_t bytes);            // that the cells for so many bytes of memory take
+struct cell *detect_new_cells(size_t bytes);       // NULL: no memory
+void detect_free_cells(struct cell *, size_t bytes);
+void detect_forget(struct cell *, size_t bytes);   // at the start of a launch
+
+// ---- faults.c -----------------------------------------------------------------------------------
+
+void faults_catch(void);                    // makes a wild pointer an error of the kernel
 
 // ---- symbols.c ---------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ enum { H200_SM = 90, H200_SM_COUNT = 132 };
 bool machine_open(const struct machine_options *options, struct machine *out, char *why, size_t why_size) {
     (void)why, (void)why_size;    // there is always a CPU
     fast = options->fast;
+    sim_reset(&(struct sim_options){.fast = fast});
     *out = (struct machine){.simulated = true,
                             .name = "SIMT simulator",
                             .sm = H200_SM,
@@ -26,9 +27,15 @@ bool machine_open(const struct machine_options *options, struct machine *out, ch
 
 void *machine_alloc(const char *name, size_t bytes) { return sim_alloc(name, bytes); }
 void machine_free(void *device) { sim_free(device); }
-void machine_write(void *device, const void *host, size_t bytes) { memcpy(device, host, bytes); }
+void machine_write(void *device, const void *host, size_t bytes) {
+    memcpy(device, host, bytes);
+    sim_set_written(device, true);
+}
 void machine_read(void *host, const void *device, size_t bytes) { memcpy(host, device, bytes); }
-void machine_poison(void *device, size_t bytes) { memset(device, 0xff, bytes); }
+void machine_poison(void *device, size_t bytes) {
+    (void)bytes;
+    sim_poison(device);
+}
 
 static void add_buffer(struct measurement *m, const struct sim_buffer_counts *c) {
     m->asked.load += 32 * c->sectors[SIM_LOAD];
@@ -62,6 +69,7 @@ void machine_run(const struct machine_work *work, struct measurement *out) {
     work->run(work->problem, work->tensors);
     sim_counts(&counts);
     snprintf(out->error, sizeof out->error, "%s", sim_error());
+    snprintf(out->note, sizeof out->note, "%s", sim_warning());
     out->launches = counts.launches;
     out->smem_per_block = counts.smem_per_block;
     out->has_asked = out->has_conflicts = out->has_distinct = !fast;

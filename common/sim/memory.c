@@ -53,26 +53,53 @@ static int free_number(void) {
     return sim_buffers < SIM_MAX_BUFFERS ? sim_buffers++ : 0;
 }
 
-static bool enough_memory(size_t bytes) {
-    size_t used = 0, page = (size_t)sysconf(_SC_PAGESIZE), all = (size_t)sysconf(_SC_PHYS_PAGES) * page;
+// What a buffer takes in the end, with all that is kept about it.
+static size_t real_size(size_t bytes, bool cells) {
+    return bytes + bytes / 32 + bytes / 4 + (cells ? detect_cell_bytes(bytes) : 0);
+}
+
+static bool enough_memory(size_t bytes, bool cells) {
+    size_t used = 0, all = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
     for (int b = 1; b < sim_buffers; b++)
-        if (sim_buffer[b].live) used += sim_buffer[b].size;
-    return bytes <= all && used + bytes <= all / 10 * 9;    // never drive the machine into swapping
+        if (sim_buffer[b].live) used += real_size(sim_buffer[b].size, sim_buffer[b].cell != NULL);
+    return bytes <= all && used + real_size(bytes, cells) <= all / 10 * 9;    // never drive the machine into swapping
 }
 
 void *sim_alloc(const char *name, size_t bytes) {
     size_t granules = bytes / GRANULE + 1;
-    if (!enough_memory(bytes) || !map_hbm()) return NULL;
+    bool cells = !sim_fast();
+    if (!enough_memory(bytes, cells) || !map_hbm()) return NULL;
     uintptr_t start = find_gap(granules);
     int number = start ? free_number() : 0;
-    uint8_t *touched = number ? calloc(bytes / 32 + 1, 1) : NULL;
-    if (!touched) return NULL;
+    if (!number) return NULL;
     struct buffer *b = &sim_buffer[number];
-    *b = (struct buffer){.start = start, .size = bytes, .live = true, .touched = touched};
+    *b = (struct buffer){.start = start, .size = bytes, .live = true};
+    b->touched = calloc(bytes / 32 + 1, 1);
+    b->written = calloc(bytes / 4 + 1, 1);
+    b->cell = cells ? detect_new_cells(bytes) : NULL;
     snprintf(b->name, sizeof b->name, "%s", name);
     memset(owner_of(start), number, granules);
-    memset((void *)start, 0xff, bytes);    // NaN in every type that we use
-    return (void *)start;
+    if (b->touched && b->written && (b->cell || !cells)) {
+        sim_poison((void *)start);
+        return (void *)start;
+    }
+    sim_free((void *)start);
+    return NULL;
+}
+
+void sim_poison(void *p) {
+    struct buffer *b = &sim_buffer[sim_buffer_at((uintptr_t)p)];
+    memset((void *)b->start, 0xff, b->size);    // NaN in every type that we use
+    memset(b->written, 0, b->size / 4 + 1);
+}
+
+void sim_set_written(void *p, bool input) {
+    struct buffer *b = &sim_buffer[sim_buffer_at((uintptr_t)p)];
+    memset(b->written, 0xf, b->size / 4 + 1);
+    b->input = input;
+    if (!input) return;
+    detect_free_cells(b->cell, b->size);    // what nobody writes, nobody races on
+    b->cell = NULL;
 }
 
 void sim_free(void *p) {
@@ -83,6 +110,8 @@ void sim_free(void *p) {
     memset(owner_of(b->start), 0, granules);
     madvise((void *)b->start, granules * GRANULE, MADV_DONTNEED);
     free(b->touched);
+    free(b->written);
+    detect_free_cells(b->cell, b->size);
     *b = (struct buffer){0};
 }
 
@@ -90,7 +119,10 @@ int sim_buffer_at(uintptr_t address) { return hbm && address - hbm < HBM_BYTES ?
 
 void memory_launch_begin(void) {
     for (int b = 1; b < sim_buffers; b++)
-        if (sim_buffer[b].live) memset(sim_buffer[b].touched, 0, sim_buffer[b].size / 32 + 1);
+        if (sim_buffer[b].live) {
+            memset(sim_buffer[b].touched, 0, sim_buffer[b].size / 32 + 1);
+            detect_forget(sim_buffer[b].cell, sim_buffer[b].size);
+        }
 }
 
 void memory_launch_end(void) {
@@ -101,7 +133,7 @@ void memory_launch_end(void) {
 
 // ---- what can be wrong with an address -------------------------------------------------------
 
-static const char *verb(int kind) {
+const char *memory_verb(int kind) {
     return kind == SIM_LOAD ? "load" : kind == SIM_STORE ? "store" : "atomic";
 }
 
@@ -118,11 +150,11 @@ static struct buffer *nearest_buffer(uintptr_t a) {
 
 static _Noreturn void fail_global(uintptr_t a, unsigned size, int kind, uint32_t pc) {
     struct buffer *b = nearest_buffer(a);
-    if (!b) sim_fail("out of bounds: %s of %u bytes where no buffer is, at %s", verb(kind), size, symbols_place(pc));
+    if (!b) sim_fail("out of bounds: %s of %u bytes where no buffer is, at %s", memory_verb(kind), size, symbols_place(pc));
     if (a < b->start)
-        sim_fail("out of bounds: %s of %u bytes, %zu bytes before the start of %s, at %s", verb(kind), size,
+        sim_fail("out of bounds: %s of %u bytes, %zu bytes before the start of %s, at %s", memory_verb(kind), size,
                  (size_t)(b->start - a), b->name, symbols_place(pc));
-    sim_fail("out of bounds: %s of %u bytes, %zu bytes after the start of %s, which has %zu, at %s", verb(kind),
+    sim_fail("out of bounds: %s of %u bytes, %zu bytes after the start of %s, which has %zu, at %s", memory_verb(kind),
              size, (size_t)(a - b->start), b->name, b->size, symbols_place(pc));
 }
 
@@ -131,18 +163,18 @@ static _Noreturn void fail_shared(struct worker *w, uintptr_t a, unsigned size, 
     const char *name = symbols_shared_name(a - w->shared_base, &start, &bytes);
     if (a - w->shared_base >= w->shared_bytes || !name[0])
         sim_fail("out of bounds: %s of %u bytes of shared memory that this kernel does not have, at %s",
-                 verb(kind), size, symbols_place(pc));
+                 memory_verb(kind), size, symbols_place(pc));
     sim_fail("out of bounds: %s of %u bytes of shared memory, %zu bytes after the start of %s, at %s "
              "(the launch gave it less, or it belongs to another kernel)",
-             verb(kind), size, (size_t)(a - w->shared_base - start), name, symbols_place(pc));
+             memory_verb(kind), size, (size_t)(a - w->shared_base - start), name, symbols_place(pc));
 }
 
 static _Noreturn void fail_null(uintptr_t a, unsigned size, int kind, uint32_t pc) {
-    sim_fail("null pointer: %s of %u bytes at address %zu, at %s", verb(kind), size, (size_t)a, symbols_place(pc));
+    sim_fail("null pointer: %s of %u bytes at address %zu, at %s", memory_verb(kind), size, (size_t)a, symbols_place(pc));
 }
 
 static _Noreturn void fail_misaligned(uintptr_t a, unsigned size, int kind, uint32_t pc) {
-    sim_fail("misaligned: %s of %u bytes at an address that is %u modulo %u, at %s", verb(kind), size,
+    sim_fail("misaligned: %s of %u bytes at an address that is %u modulo %u, at %s", memory_verb(kind), size,
              (unsigned)(a % size), size, symbols_place(pc));
 }
 
@@ -187,7 +219,7 @@ ALWAYS_INLINE void see(uintptr_t a, unsigned size, int kind, const void *return_
         return;
     }
     if (a & (size - 1)) fail_misaligned(a, size, kind, pc);
-    if (!w->fast) log_access(w->self, (struct access){a, pc, (uint8_t)size, (uint8_t)kind, (uint8_t)space});
+    if (!w->fast) log_access(w->self, (struct access){a, pc, (uint8_t)size, (uint8_t)kind, (uint8_t)space, w->self->part_syncs});
 }
 
 // A copy of a whole struct. The GPU would move it in pieces of at most 16 bytes, too.

@@ -13,12 +13,6 @@
 
 #include <string.h>
 
-struct request {
-    const struct access *lane[32];
-    int number[32];              // which lanes they are, ascending
-    int lanes;
-};
-
 // ---- global memory: sectors --------------------------------------------------------------------
 
 enum { MAX_SECTORS = 64 };       // 32 lanes; an aligned access of 16 bytes or less touches one
@@ -86,11 +80,17 @@ static void count_shared(struct worker *w, const struct request *r) {
 
 // ---- putting the lanes' logs together ----------------------------------------------------------
 
-static void count_request(struct worker *w, const struct request *r) {
-    if (r->lane[0]->space == MARK) return;
+static void count_request(struct worker *w, struct warp *warp, const struct request *r) {
+    if (r->lane[0]->space == MARK) {
+        detect_turn(w, warp, r);
+        return;
+    }
+    detect_request(w, r);
     w->tally.accesses += (unsigned)r->lanes;
-    if (r->lane[0]->space == GLOBAL) count_global(w, r);
-    else count_shared(w, r);
+    if (r->lane[0]->space == GLOBAL) {
+        w->global_requests++;
+        count_global(w, r);
+    } else count_shared(w, r);
 }
 
 // Where all lanes' logs stand. Each ends with an entry of pc END_OF_LOG, the largest.
@@ -128,9 +128,9 @@ void meter_warp(struct worker *w, struct warp *warp) {
         h.next[i] = t->log;
         t->log_next = t->log;
     }
-    struct request r;
+    struct request r = {.warp = warp};
     for (uint32_t pc; (pc = smallest_pc(&h)) != END_OF_LOG;) {
         take_request(&h, pc, &r);
-        count_request(w, &r);
+        count_request(w, warp, &r);
     }
 }

@@ -78,12 +78,17 @@ enum sim_kind { SIM_LOAD, SIM_STORE, SIM_ATOMIC, SIM_KINDS };
 // HBM: named buffers, 256-byte aligned, filled with NaN, with forbidden gaps between them. NULL: no memory left.
 void *sim_alloc(const char *name, size_t bytes);
 void sim_free(void *);
+void sim_poison(void *);         // NaN again, as if nobody had written the buffer
+// The buffer holds what the host has put there; `input`: kernels may only read it.
+void sim_set_written(void *, bool input);
 
 // Forgets counts and errors and takes new options. Buffers stay.
 void sim_reset(const struct sim_options *);
 
 // Empty, or the first error since sim_reset in one line. After an error launches do nothing.
 const char *sim_error(void);
+// Empty, or the first thing since sim_reset that is allowed but unwise, in one line.
+const char *sim_warning(void);
 
 struct sim_buffer_counts {
     char name[24];

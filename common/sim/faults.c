@@ -1,0 +1,41 @@
+// faults.c - a wild pointer stops the kernel, not the program.
+//
+// An address outside HBM and shared memory belongs to nobody the simulator knows of, and mostly to
+// nobody at all: then the processor faults, and the operating system sends SIGSEGV to the thread
+// that did it. The handler runs on a stack of its own, since the fiber's may be what overflowed.
+
+#include "internal.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <ucontext.h>
+
+enum { HANDLER_STACK = 64 << 10, NEAR_STACK = 64 << 10 };
+
+static bool is_stack_overflow(const struct thread *t, uintptr_t address) {
+    return address - ((uintptr_t)t->fiber.stack - NEAR_STACK) < 2 * NEAR_STACK;
+}
+
+static void handle(int signal_number, siginfo_t *info, void *context) {
+    struct worker *w = sim_worker;
+    uintptr_t address = (uintptr_t)info->si_addr;
+    if (!w || !w->self) {    // not a kernel's fault, but a bug of ours or of the host's code: die of it
+        signal(signal_number, SIG_DFL);
+        return;
+    }
+    uintptr_t at = (uintptr_t)((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
+    const char *place = symbols_place(symbols_pc((void *)(at + 1)));
+    if (is_stack_overflow(w->self, address))
+        sim_fail("stack overflow at %s: the local variables of a thread take more than 256 KB", place);
+    sim_fail("wild pointer: access to address 0x%zx, where no buffer is, at %s", (size_t)address, place);
+}
+
+void faults_catch(void) {
+    stack_t own = {.ss_sp = malloc(HANDLER_STACK), .ss_size = HANDLER_STACK};
+    if (!own.ss_sp || sigaltstack(&own, NULL)) return;
+    // SA_NODEFER: the handler does not return but switches to another fiber, so the signal must not
+    // stay blocked.
+    struct sigaction action = {.sa_sigaction = handle, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
+    sigaction(SIGSEGV, &action, NULL);
+    sigaction(SIGBUS, &action, NULL);
+}
