@@ -147,6 +147,9 @@ SIM_INLINE int __all_sync(uint32_t mask, int predicate, SIM_HERE) {
     return sim_ballot(mask, !predicate, "__all_sync()", SIM_PLACE) == 0;
 }
 
+SIM_INLINE void __threadfence() { sim_thread_fence(); }
+SIM_INLINE void __threadfence_block() {}    // a block's fibers take turns: always ordered
+
 // ---- atomics -----------------------------------------------------------------------------------
 
 SIM_INLINE float atomicAdd(float *p, float v) { return sim_atomic_add_f32(p, v); }

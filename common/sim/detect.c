@@ -19,9 +19,13 @@
 struct stamp {
     uint32_t clock;              // 0: never
     uint32_t pc, block;
-    uint16_t thread;             // within the block
-    uint8_t part_syncs;
-    uint8_t bytes;               // which of the word's four, a bit each
+    uint32_t thread : 10;        // within the block
+    uint32_t bytes : 4;          // which of the word's four, a bit each
+    uint32_t part_syncs : 8;
+    // The cell's own, here so that it takes 32 bytes, half a cache line:
+    uint32_t written : 4;        // in `store`, shared memory: which bytes hold a value of this block
+    uint32_t atomic : 1;         // in `store`: it was an atomic
+    uint32_t readers : 2;        // in `load`: enum readers
 };
 
 // Who has loaded the word since the last barrier (MANY_BLOCKS: in this launch). One stamp is enough to
@@ -29,10 +33,7 @@ struct stamp {
 enum readers { ONE_READER, ONE_WARP, ONE_BLOCK, MANY_BLOCKS };
 
 struct cell {
-    struct stamp store, load;
-    uint8_t written;             // shared memory: which bytes hold a value of this block
-    uint8_t readers;
-    bool atomic;                 // the store was an atomic
+    struct stamp store, load;    // the last of each
 };
 
 size_t detect_cell_bytes(size_t bytes) { return (bytes / 4 + 1) * sizeof(struct cell); }
@@ -68,12 +69,18 @@ static bool is_void(const struct event *now, const struct stamp *before) {
     return before->clock == 0 || (!now->buffer && before->clock < now->worker->block_clock);
 }
 
+// A block that has called __threadfence() has published what it wrote, and one that has made an atomic
+// operation may know of it: whether the two orders this access cannot be told from here.
+static bool may_have_told(const struct event *now, const struct stamp *before) {
+    return now->worker->made_atomic && sim_block_fenced(before->block);
+}
+
 // Is `before`, an earlier access to this word, certain to be over when `now` happens?
 static bool ordered(const struct event *now, const struct stamp *before) {
     const struct worker *w = now->worker;
     const struct thread *t = now->thread;
     if (is_void(now, before)) return true;
-    if (before->block != now->stamp.block) return false;
+    if (before->block != now->stamp.block) return may_have_told(now, before);
     if (before->thread == t->id || before->clock < w->barrier_clock) return true;
     if (before->thread / 32 != t->id / 32) return false;
     // Same warp. Lanes that met in a part of it are taken to be ordered, whichever they were: this
@@ -93,6 +100,9 @@ static void describe_word(const struct event *e, char *out, size_t size) {
 }
 
 static const char *cause(const struct event *e, const struct stamp *other, int other_kind) {
+    bool together = other->pc == e->access->pc && other->clock == e->stamp.clock && other->block == e->stamp.block;
+    if (together && other->thread / 32 == e->thread->id / 32)
+        return "lanes store to one place in one instruction, and which of them wins is undefined: let one lane do it";
     if (other->block != e->stamp.block)
         return "blocks run in any order: give each its own part, or use an atomic or a launch of its own";
     if (other->thread / 32 == e->thread->id / 32) return "a __syncwarp() is missing between them";
@@ -119,55 +129,52 @@ static _Noreturn void fail_race(const struct event *e, const struct stamp *other
 }
 
 static void check_against_store(const struct event *e, const struct cell *c) {
-    bool both_atomic = c->atomic && e->access->kind == SIM_ATOMIC;
+    bool both_atomic = c->store.atomic && e->access->kind == SIM_ATOMIC;
     if ((c->store.bytes & e->stamp.bytes) && !both_atomic && !ordered(e, &c->store))
-        fail_race(e, &c->store, c->atomic ? SIM_ATOMIC : SIM_STORE);
+        fail_race(e, &c->store, c->store.atomic ? SIM_ATOMIC : SIM_STORE);
 }
 
 // Is every load of this word over when the store `now` happens?
 static bool loads_ordered(const struct event *now, const struct cell *c) {
     const struct stamp *load = &c->load;
     const struct worker *w = now->worker;
-    if (is_void(now, load) || c->readers == ONE_READER) return ordered(now, load);
-    if (c->readers == MANY_BLOCKS) return false;
-    if (load->block != now->stamp.block) return false;
+    if (is_void(now, load) || c->load.readers == ONE_READER) return ordered(now, load);
+    if (c->load.readers == MANY_BLOCKS || load->block != now->stamp.block) return may_have_told(now, load);
     if (load->clock < w->barrier_clock) return true;
-    if (c->readers == ONE_BLOCK || load->thread / 32 != now->thread->id / 32) return false;
+    if (c->load.readers == ONE_BLOCK || load->thread / 32 != now->thread->id / 32) return false;
     return load->clock < now->thread->warp->sync_clock || load->part_syncs != now->stamp.part_syncs;
 }
 
-static void remember_load(const struct event *e, struct cell *c) {
-    const struct stamp *last = &c->load;
-    if (is_void(e, last)) c->readers = ONE_READER;
-    else if (last->block != e->stamp.block) c->readers = MANY_BLOCKS;
-    else if (c->readers != MANY_BLOCKS) {
-        bool same_warp = last->thread / 32 == e->stamp.thread / 32;
-        if (last->clock < e->worker->barrier_clock) c->readers = ONE_READER;
-        else if (!same_warp) c->readers = ONE_BLOCK;
-        else if (c->readers != ONE_BLOCK && last->thread != e->stamp.thread) c->readers = ONE_WARP;
-    }
-    c->load = e->stamp;
+// How far the readers spread, now that `now` is one of them.
+static enum readers readers_with(const struct event *now, const struct stamp *last) {
+    if (is_void(now, last)) return ONE_READER;
+    if (last->block != now->stamp.block || last->readers == MANY_BLOCKS) return MANY_BLOCKS;
+    if (last->clock < now->worker->barrier_clock) return ONE_READER;
+    if (last->readers == ONE_BLOCK || last->thread / 32 != now->stamp.thread / 32) return ONE_BLOCK;
+    return last->thread == now->stamp.thread ? (enum readers)last->readers : ONE_WARP;
 }
 
 static void check_load(const struct event *e, struct cell *c) {
     check_against_store(e, c);
-    remember_load(e, c);
+    enum readers readers = readers_with(e, &c->load);
+    c->load = e->stamp;
+    c->load.readers = readers & 3;
 }
 
 static void check_store(const struct event *e, struct cell *c) {
     check_against_store(e, c);
-    bool both_atomic = c->atomic && e->access->kind == SIM_ATOMIC;
+    bool both_atomic = c->store.atomic && e->access->kind == SIM_ATOMIC;
     if ((c->load.bytes & e->stamp.bytes) && !both_atomic && !loads_ordered(e, c)) fail_race(e, &c->load, SIM_LOAD);
-    if (!e->buffer && is_void(e, &c->store)) c->written = 0;
+    unsigned written = is_void(e, &c->store) ? 0 : c->store.written;
     c->store = e->stamp;
-    c->atomic = e->access->kind == SIM_ATOMIC;
-    c->written |= e->stamp.bytes;
+    c->store.atomic = e->access->kind == SIM_ATOMIC;
+    c->store.written = (written | e->stamp.bytes) & 0xf;
 }
 
 // ---- reads of what nobody wrote ------------------------------------------------------------------
 
 static void check_written(const struct event *e, const struct cell *c, size_t word) {
-    uint8_t written = e->buffer ? e->buffer->written[word] : is_void(e, &c->store) ? 0 : c->written;
+    unsigned written = e->buffer ? e->buffer->written[word] : is_void(e, &c->store) ? 0 : c->store.written;
     if (!(e->stamp.bytes & ~written)) return;
     char name[60];
     describe_word(e, name, sizeof name);
@@ -178,22 +185,31 @@ static void check_written(const struct event *e, const struct cell *c, size_t wo
 // Two threads may write halves of a word at the same time, on different OS threads.
 static void note_written(const struct event *e, size_t word) {
     if (e->stamp.bytes == 0xf) e->buffer->written[word] = 0xf;
-    else __atomic_fetch_or(&e->buffer->written[word], e->stamp.bytes, __ATOMIC_RELAXED);
+    else __atomic_fetch_or(&e->buffer->written[word], (uint8_t)e->stamp.bytes, __ATOMIC_RELAXED);
 }
 
 // ---- one request -----------------------------------------------------------------------------------
 
-// Which of a word's four bytes lie in [from, to).
-static uint8_t bytes_in_word(uint64_t word, uint64_t from, uint64_t to) {
+// Which of a word's four bytes lie in [from, to). Accesses of 4 bytes and more are aligned: all.
+static unsigned bytes_in_word(uint64_t word, uint64_t from, uint64_t to) {
     unsigned first = word * 4 < from ? (unsigned)(from - word * 4) : 0, end = to < word * 4 + 4 ? (unsigned)(to - word * 4) : 4;
-    return (uint8_t)((1u << end) - (1u << first));
+    return (1u << end) - (1u << first);
+}
+
+// Most loads tell the cell nothing: the word was stored before the last barrier, and that several warps
+// have read it since is known.
+static inline bool is_routine(const struct event *e, const struct cell *c) {
+    uint32_t since = e->worker->barrier_clock;
+    return e->access->kind == SIM_LOAD && !e->buffer && c->load.readers == ONE_BLOCK && c->load.clock >= since &&
+           c->store.clock < since && c->store.clock >= e->worker->block_clock && c->store.written == 0xf;
 }
 
 static void check_access(struct event *e, struct cell *cells, uint64_t offset) {
-    int kind = e->access->kind;
-    for (uint64_t word = offset / 4; word * 4 < offset + e->access->size; word++) {
+    int kind = e->access->kind, size = e->access->size;
+    for (uint64_t word = offset / 4; word * 4 < offset + (unsigned)size; word++) {
         struct cell *c = &cells[word];
-        e->stamp.bytes = bytes_in_word(word, offset, offset + e->access->size);
+        if (is_routine(e, c)) continue;
+        e->stamp.bytes = (size >= 4 ? 0xf : bytes_in_word(word, offset, offset + (unsigned)size)) & 0xf;
         if (kind != SIM_STORE) check_written(e, c, word);
         if (kind != SIM_STORE) check_load(e, c);
         if (kind != SIM_LOAD) check_store(e, c);
@@ -217,9 +233,10 @@ void detect_request(struct worker *w, const struct request *r) {
     struct event e = {.worker = w, .stamp = {.clock = w->clock, .pc = r->lane[0]->pc, .block = w->block}};
     for (int i = 0; i < r->lanes; i++) {
         const struct access *a = e.access = r->lane[i];
+        w->made_atomic |= a->kind == SIM_ATOMIC;
         if (same_as_two_before(r, i)) continue;
         e.thread = r->warp->lane[r->number[i]];
-        e.stamp.thread = (uint16_t)e.thread->id;
+        e.stamp.thread = (unsigned)e.thread->id & 1023;
         e.stamp.part_syncs = a->part_syncs;
         struct buffer *b = a->space == GLOBAL ? &sim_buffer[sim_buffer_at(a->address)] : NULL;
         e.buffer = b;

@@ -100,6 +100,7 @@ struct worker {
     struct sim_dim3 block_idx;
     uint32_t block;              // its number in the grid
     uint64_t global_requests;    // so far
+    bool made_atomic;            // this block has made an atomic operation
     // Time, for detect.c: goes on by one at each block's start, barrier and full __syncwarp().
     uint32_t clock, block_clock, barrier_clock;   // now; this block's start; its last barrier
     struct cell *shared_cell;    // one for each 4 bytes of the TLS segment
@@ -123,6 +124,7 @@ extern const struct sim_launch *sim_now;    // the launch in progress, NULL betw
 _Noreturn void sim_fail_at(const struct thread *, const char *format, ...) __attribute__((format(printf, 2, 3)));
 #define sim_fail(...) sim_fail_at(sim_worker->self, __VA_ARGS__)
 bool sim_fast(void);                                 // --fast: bytes only
+bool sim_block_fenced(uint32_t block);               // has it called __threadfence() in this launch?
 void sim_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 // ---- scheduler.c --------------------------------------------------------------------------------

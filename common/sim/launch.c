@@ -23,6 +23,7 @@ static struct {
     pthread_mutex_t lock;
     uint64_t next_block, blocks;
     bool failed;
+    uint8_t *fenced;             // a bit per block that called __threadfence(); NULL: none did
 } grid = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 // ---- errors --------------------------------------------------------------------------------
@@ -78,6 +79,16 @@ void sim_warn(const char *format, ...) {
 bool sim_fast(void) { return options.fast; }
 
 const char *sim_warning(void) { return first_warning; }
+
+void sim_thread_fence(void) {
+    uint32_t block = sim_worker->block;
+    pthread_mutex_lock(&grid.lock);
+    if (!grid.fenced) grid.fenced = calloc(grid.blocks / 8 + 1, 1);
+    if (grid.fenced) grid.fenced[block / 8] |= (uint8_t)(1 << block % 8);
+    pthread_mutex_unlock(&grid.lock);
+}
+
+bool sim_block_fenced(uint32_t block) { return grid.fenced && (grid.fenced[block / 8] >> block % 8 & 1); }
 
 const char *sim_error(void) { return first_error; }
 
@@ -281,6 +292,8 @@ void sim_launch(const struct sim_launch *l) {
         memory_launch_begin();
         pool_run(worker_count(grid.blocks), symbols_shared_map(l->function, l->dynamic_smem));
         memory_launch_end();
+        free(grid.fenced);
+        grid.fenced = NULL;
     }
     sim_now = NULL;
 }

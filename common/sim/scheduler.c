@@ -221,6 +221,7 @@ void scheduler_run_block(struct worker *w, uint64_t number) {
     w->ready = (struct queue){0};
     w->barrier = (struct barrier){0};
     w->block = (uint32_t)number;
+    w->made_atomic = false;
     w->block_clock = w->barrier_clock = ++w->clock;
     for (int i = 0; i < w->warps; i++) {
         w->warp[i].running = 0;

@@ -43,6 +43,9 @@ int sim_block_barrier(int predicate, const char *what, struct sim_place);
 typedef void (*sim_warp_op)(void *const args[32], uint32_t mask);
 void sim_warp_collective(uint32_t mask, sim_warp_op op, void *mine, const char *what, struct sim_place);
 
+// __threadfence(): what this block has written so far may be known to others.
+void sim_thread_fence(void);
+
 float sim_atomic_add_f32(float *address, float value);
 double sim_atomic_add_f64(double *address, double value);
 uint32_t sim_atomic_add_u32(uint32_t *address, uint32_t value);
