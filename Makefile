@@ -55,8 +55,9 @@ GPU      := $(patsubst common/%,$(BUILD)/%.o,$(wildcard common/gpu/*.cu common/g
 PROGRAMS := ladder $(foreach s,$(STEPS),step$(call number_of,$(s)))
 TEST_C   := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/test_*.c))
 TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/*.cu))
+GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
 
-.PHONY: all sim gpu run test fill deps help list clean bench-sim format numpy-cases
+.PHONY: all sim gpu run test fill deps help list clean bench-sim gallery format numpy-cases
 .DELETE_ON_ERROR:
 all: sim gpu                ## build everything that this machine can build
 
@@ -107,8 +108,10 @@ endef
 $(eval $(call program,ladder,$(STEPS)))
 $(foreach s,$(STEPS),$(eval $(call program,step$(call number_of,$(s)),$(s) $(call links_of,$(s)))))
 
-$(BUILD)/sim/run_tests: $(TEST_C) $(TEST_CU) $(LIBRARY) $(SIM) $(addprefix $(BUILD)/sim/,$(call kernels,$(STEPS)))
+$(BUILD)/sim/run_tests: $(TEST_C) $(TEST_CU) $(GALLERY) $(LIBRARY) $(SIM) $(addprefix $(BUILD)/sim/,$(call kernels,$(STEPS)))
 	$(SIM_LINK) -lcriterion
+$(BUILD)/sim/gallery: $(BUILD)/tests/gallery/main.o $(GALLERY) $(LIBRARY) $(SIM)
+	$(SIM_LINK)
 $(BUILD)/sim/bench: $(BUILD)/tests/bench_sim.o $(TEST_CU) $(LIBRARY) $(SIM)
 	$(SIM_LINK)
 
@@ -134,6 +137,9 @@ fill: sim                   ## write what programs print into README.md and the 
 
 numpy-cases:
 	@$(PYTHON) tests/numpy_reference.py $(BUILD)/numpy_cases
+
+gallery: $(BUILD)/sim/gallery    ## a gallery of mistakes; BUG=missing_barrier shows what is found
+	@$< $(BUG)
 
 bench-sim: $(BUILD)/sim/bench    ## what an access costs in the simulator
 	@$<

@@ -55,6 +55,21 @@ void detect_forget(struct cell *cells, size_t bytes) {
 
 // ---- one access against the cell of its word ---------------------------------------------------
 
+// Blocks run on several OS threads, so a cell of global memory is looked at by one at a time. A lock
+// serves many words; the holder never waits for anything else.
+enum { LOCKS = 1 << 12 };
+static bool locks[LOCKS];
+
+static bool *lock_word(uint64_t word) {
+    bool *lock = &locks[word % LOCKS];
+    while (__atomic_exchange_n(lock, true, __ATOMIC_ACQUIRE)) continue;
+    return lock;
+}
+
+static void unlock(bool *lock) {
+    if (lock) __atomic_store_n(lock, false, __ATOMIC_RELEASE);
+}
+
 // An access on its way through the checks.
 struct event {
     struct worker *worker;
@@ -62,6 +77,7 @@ struct event {
     const struct access *access;
     struct stamp stamp;
     const struct buffer *buffer; // NULL: shared memory
+    bool *lock;                  // held; NULL: none is needed
 };
 
 // Shared memory is new with each block; what a cell holds of earlier blocks is nothing.
@@ -99,16 +115,15 @@ static void describe_word(const struct event *e, char *out, size_t size) {
     snprintf(out, size, "%s + %zu", name, (size_t)(a - e->worker->shared_base - start));
 }
 
-static const char *cause(const struct event *e, const struct stamp *other, int other_kind) {
+static const char *cause(const struct event *e, const struct stamp *other) {
     bool together = other->pc == e->access->pc && other->clock == e->stamp.clock && other->block == e->stamp.block;
     if (together && other->thread / 32 == e->thread->id / 32)
         return "lanes store to one place in one instruction, and which of them wins is undefined: let one lane do it";
     if (other->block != e->stamp.block)
         return "blocks run in any order: give each its own part, or use an atomic or a launch of its own";
     if (other->thread / 32 == e->thread->id / 32) return "a __syncwarp() is missing between them";
-    if (other_kind == SIM_LOAD)
-        return "a __syncthreads() is missing before the store, so that all have read what it overwrites";
-    return "a __syncthreads() is missing between them";
+    return "a __syncthreads() is missing between them: after the store, or, if the store is of a loop's next turn, "
+           "after the load";
 }
 
 static void describe_other(const struct event *e, const struct stamp *other, char *out, size_t size) {
@@ -123,9 +138,11 @@ static _Noreturn void fail_race(const struct event *e, const struct stamp *other
     describe_other(e, other, who, sizeof who);
     snprintf(here, sizeof here, "%s", symbols_place(e->access->pc));
     snprintf(there, sizeof there, "%s", symbols_place(other->pc));
+    e->worker->suspicion[0] = 0;    // the race explains it
+    unlock(e->lock);
     sim_fail_at(e->thread, "race in %s memory on %s: %s at %s, %s by %s at %s, and nothing orders them; %s",
                 e->buffer ? "global" : "shared", word, memory_verb(e->access->kind), here, memory_verb(other_kind), who,
-                there, cause(e, other, other_kind));
+                there, cause(e, other));
 }
 
 static void check_against_store(const struct event *e, const struct cell *c) {
@@ -173,19 +190,23 @@ static void check_store(const struct event *e, struct cell *c) {
 
 // ---- reads of what nobody wrote ------------------------------------------------------------------
 
+// When a barrier is missing, the reader may simply have come before the writer. So this is a suspicion
+// until the next barrier: if the store comes before that, the two are a race, and that is the better
+// explanation.
 static void check_written(const struct event *e, const struct cell *c, size_t word) {
     unsigned written = e->buffer ? e->buffer->written[word] : is_void(e, &c->store) ? 0 : c->store.written;
-    if (!(e->stamp.bytes & ~written)) return;
+    struct worker *w = e->worker;
+    if (!(e->stamp.bytes & ~written) || w->suspicion[0]) return;
     char name[60];
     describe_word(e, name, sizeof name);
-    sim_fail_at(e->thread, "uninitialised: %s of %s (%s memory), which nobody has written, at %s; on a GPU it holds anything",
-                memory_verb(e->access->kind), name, e->buffer ? "global" : "shared", symbols_place(e->access->pc));
+    w->suspect = e->thread;
+    snprintf(w->suspicion, sizeof w->suspicion,
+             "uninitialised: %s of %s (%s memory), which nobody has written, at %s; on a GPU it holds anything",
+             memory_verb(e->access->kind), name, e->buffer ? "global" : "shared", symbols_place(e->access->pc));
 }
 
-// Two threads may write halves of a word at the same time, on different OS threads.
-static void note_written(const struct event *e, size_t word) {
-    if (e->stamp.bytes == 0xf) e->buffer->written[word] = 0xf;
-    else __atomic_fetch_or(&e->buffer->written[word], (uint8_t)e->stamp.bytes, __ATOMIC_RELAXED);
+void detect_settle(struct worker *w) {
+    if (w->suspicion[0]) sim_fail("%s", w->suspicion);
 }
 
 // ---- one request -----------------------------------------------------------------------------------
@@ -210,10 +231,12 @@ static void check_access(struct event *e, struct cell *cells, uint64_t offset) {
         struct cell *c = &cells[word];
         if (is_routine(e, c)) continue;
         e->stamp.bytes = (size >= 4 ? 0xf : bytes_in_word(word, offset, offset + (unsigned)size)) & 0xf;
+        e->lock = e->buffer ? lock_word(word) : NULL;
         if (kind != SIM_STORE) check_written(e, c, word);
         if (kind != SIM_STORE) check_load(e, c);
         if (kind != SIM_LOAD) check_store(e, c);
-        if (kind != SIM_LOAD && e->buffer) note_written(e, word);
+        if (kind != SIM_LOAD && e->buffer) e->buffer->written[word] |= e->stamp.bytes;
+        unlock(e->lock);
     }
 }
 

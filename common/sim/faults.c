@@ -10,10 +10,10 @@
 #include <stdlib.h>
 #include <ucontext.h>
 
-enum { HANDLER_STACK = 64 << 10, NEAR_STACK = 64 << 10 };
+enum { HANDLER_STACK = 64 << 10 };
 
 static bool is_stack_overflow(const struct thread *t, uintptr_t address) {
-    return address - ((uintptr_t)t->fiber.stack - NEAR_STACK) < 2 * NEAR_STACK;
+    return address - (uintptr_t)t->fiber.stack < FIBER_GUARD;
 }
 
 static void handle(int signal_number, siginfo_t *info, void *context) {

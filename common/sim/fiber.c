@@ -32,15 +32,15 @@ __asm__(".text\n"
         "    ret\n"
         ".size fiber_swap_stacks, .-fiber_swap_stacks\n");
 
-enum { PAGE = 4096, COLOURS = 32, COLOUR_BYTES = 128, SAVED_REGISTERS = 6 };
+enum { COLOURS = 32, COLOUR_BYTES = 128, SAVED_REGISTERS = 6 };
 
 int fiber_create(struct fiber *f, size_t bytes, int colour) {
-    f->mapped = bytes + PAGE;
+    f->mapped = bytes + FIBER_GUARD;
     void *stack = mmap(NULL, f->mapped, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     f->stack = stack == MAP_FAILED ? NULL : stack;
     if (!f->stack) return 0;
-    mprotect(f->stack, PAGE, PROT_NONE);
+    mprotect(f->stack, FIBER_GUARD, PROT_NONE);
     f->top = f->stack + f->mapped - colour % COLOURS * COLOUR_BYTES;
     return 1;
 }

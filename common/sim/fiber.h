@@ -4,6 +4,8 @@
 
 #include <stddef.h>
 
+enum { FIBER_GUARD = 1 << 20 };
+
 struct fiber {
     void *stack_pointer;         // where it left off; valid while it does not run
     char *stack;                 // the mapping; NULL for the stack an OS thread came with
@@ -11,7 +13,8 @@ struct fiber {
     char *top;                   // the stack grows down from here
 };
 
-// Maps a stack of `bytes` bytes with an unmapped page below it, so that an overflow faults.
+// Maps a stack of `bytes` bytes above FIBER_GUARD bytes that must not be touched, so that an overflow
+// faults, even by a large array at once.
 // `colour` shifts the top: stacks whose tops agree modulo 4096 would fight for the same cache
 // sets. Returns false when there is no memory.
 int fiber_create(struct fiber *, size_t bytes, int colour);

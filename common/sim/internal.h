@@ -104,6 +104,8 @@ struct worker {
     // Time, for detect.c: goes on by one at each block's start, barrier and full __syncwarp().
     uint32_t clock, block_clock, barrier_clock;   // now; this block's start; its last barrier
     struct cell *shared_cell;    // one for each 4 bytes of the TLS segment
+    char suspicion[400];         // a read of what nobody has written yet, and who made it
+    const struct thread *suspect;
     int threads, warps, live;
     struct thread *thread;
     struct warp *warp;
@@ -171,6 +173,7 @@ void detect_request(struct worker *, const struct request *);
 // The lanes of `request` jumped backwards together: is somebody missing who was there last time?
 void detect_turn(struct worker *, struct warp *, const struct request *);
 size_t detect_cell_bytes(size_t bytes);            // that the cells for so many bytes of memory take
+void detect_settle(struct worker *);               // at a barrier, and at the end of a block
 struct cell *detect_new_cells(size_t bytes);       // NULL: no memory
 void detect_free_cells(struct cell *, size_t bytes);
 void detect_forget(struct cell *, size_t bytes);   // at the start of a launch

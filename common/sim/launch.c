@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { STACK_BYTES = 256 << 10, MAX_WORKERS = 64, MAX_BLOCK = 1024, MAX_ATTRIBUTES = 256 };
+enum { STACK_BYTES = 256 << 10, MAX_WORKERS = 16, MAX_BLOCK = 1024, MAX_ATTRIBUTES = 256 };
 
 const struct sim_launch *sim_now;
 
@@ -53,6 +53,11 @@ _Noreturn void sim_fail_at(const struct thread *t, const char *format, ...) {
     va_start(arguments, format);
     vsnprintf(what, sizeof what, format, arguments);
     va_end(arguments);
+    if (w->suspicion[0]) {    // a value out of nowhere may well be why
+        snprintf(what, sizeof what, "%s", w->suspicion);
+        t = w->suspect;
+        w->suspicion[0] = 0;
+    }
     snprintf(message, sizeof message, "%s, thread (%u,%u,%u) of block (%u,%u,%u)", what, t->idx.x, t->idx.y,
              t->idx.z, w->block_idx.x, w->block_idx.y, w->block_idx.z);
     keep_error(message);

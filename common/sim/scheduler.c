@@ -133,6 +133,7 @@ int sim_block_barrier(int predicate, const char *what, struct sim_place where) {
     w->self->warp->running++;
     b->result = b->votes;
     b->arrived = b->votes = 0;
+    detect_settle(w);
     w->barrier_clock = ++w->clock;
     for (struct thread *t; (t = pop(&b->waiting));) make_ready(t);
     return b->result;
@@ -208,6 +209,7 @@ static void thread_main(void) {
     struct thread *me = w->self;
     me->exited = true;
     come_to_rest(w, me);
+    if (w->live == 1) detect_settle(w);
     if (--w->live == 0) fiber_switch_to(&me->fiber, &w->home);
     run_others(w);
     abort();    // an exited thread is never made ready again
