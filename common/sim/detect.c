@@ -191,22 +191,23 @@ static void check_store(const struct event *e, struct cell *c) {
 // ---- reads of what nobody wrote ------------------------------------------------------------------
 
 // When a barrier is missing, the reader may simply have come before the writer. So this is a suspicion
-// until the next barrier: if the store comes before that, the two are a race, and that is the better
-// explanation.
+// at first: if the store comes before the next barrier (in global memory: before the launch ends),
+// the two are a race, and that is the better explanation.
 static void check_written(const struct event *e, const struct cell *c, size_t word) {
-    unsigned written = e->buffer ? e->buffer->written[word] : is_void(e, &c->store) ? 0 : c->store.written;
     struct worker *w = e->worker;
+    unsigned written = e->buffer ? e->buffer->written[word] : is_void(e, &c->store) ? 0 : c->store.written;
     if (!(e->stamp.bytes & ~written) || w->suspicion[0]) return;
-    char name[60];
+    char name[60], what[400];
     describe_word(e, name, sizeof name);
-    w->suspect = e->thread;
-    snprintf(w->suspicion, sizeof w->suspicion,
+    snprintf(what, sizeof what,
              "uninitialised: %s of %s (%s memory), which nobody has written, at %s; on a GPU it holds anything",
              memory_verb(e->access->kind), name, e->buffer ? "global" : "shared", symbols_place(e->access->pc));
+    sim_blame(e->thread, what, w->suspicion, sizeof w->suspicion);
+    w->suspicion_is_global = e->buffer != NULL;
 }
 
 void detect_settle(struct worker *w) {
-    if (w->suspicion[0]) sim_fail("%s", w->suspicion);
+    if (w->suspicion[0] && !w->suspicion_is_global) sim_fail("%s", "");    // says the suspicion
 }
 
 // ---- one request -----------------------------------------------------------------------------------

@@ -104,8 +104,8 @@ struct worker {
     // Time, for detect.c: goes on by one at each block's start, barrier and full __syncwarp().
     uint32_t clock, block_clock, barrier_clock;   // now; this block's start; its last barrier
     struct cell *shared_cell;    // one for each 4 bytes of the TLS segment
-    char suspicion[400];         // a read of what nobody has written yet, and who made it
-    const struct thread *suspect;
+    char suspicion[600];         // a read of what nobody has written yet: an error, unless it was a race
+    bool suspicion_is_global;
     int threads, warps, live;
     struct thread *thread;
     struct warp *warp;
@@ -124,6 +124,8 @@ extern const struct sim_launch *sim_now;    // the launch in progress, NULL betw
 // Ends the launch with an error, in one line, and never returns. From a CUDA thread only: sim_fail
 // blames the one that runs, sim_fail_at another of its block.
 _Noreturn void sim_fail_at(const struct thread *, const char *format, ...) __attribute__((format(printf, 2, 3)));
+// "<what>, thread (…) of block (…)"
+void sim_blame(const struct thread *, const char *what, char *out, size_t size);
 #define sim_fail(...) sim_fail_at(sim_worker->self, __VA_ARGS__)
 bool sim_fast(void);                                 // --fast: bytes only
 bool sim_block_fenced(uint32_t block);               // has it called __threadfence() in this launch?

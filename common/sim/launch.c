@@ -23,6 +23,7 @@ static struct {
     pthread_mutex_t lock;
     uint64_t next_block, blocks;
     bool failed;
+    char suspicion[600];         // of detect.c
     uint8_t *fenced;             // a bit per block that called __threadfence(); NULL: none did
 } grid = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -46,6 +47,11 @@ static void keep_error(const char *message) {
     pthread_mutex_unlock(&grid.lock);
 }
 
+void sim_blame(const struct thread *t, const char *what, char *out, size_t size) {
+    struct sim_dim3 i = t->idx, b = sim_worker->block_idx;
+    snprintf(out, size, "%s, thread (%u,%u,%u) of block (%u,%u,%u)", what, i.x, i.y, i.z, b.x, b.y, b.z);
+}
+
 _Noreturn void sim_fail_at(const struct thread *t, const char *format, ...) {
     struct worker *w = sim_worker;
     char what[480], message[600];
@@ -53,14 +59,9 @@ _Noreturn void sim_fail_at(const struct thread *t, const char *format, ...) {
     va_start(arguments, format);
     vsnprintf(what, sizeof what, format, arguments);
     va_end(arguments);
-    if (w->suspicion[0]) {    // a value out of nowhere may well be why
-        snprintf(what, sizeof what, "%s", w->suspicion);
-        t = w->suspect;
-        w->suspicion[0] = 0;
-    }
-    snprintf(message, sizeof message, "%s, thread (%u,%u,%u) of block (%u,%u,%u)", what, t->idx.x, t->idx.y,
-             t->idx.z, w->block_idx.x, w->block_idx.y, w->block_idx.z);
-    keep_error(message);
+    sim_blame(t, what, message, sizeof message);
+    keep_error(w->suspicion[0] ? w->suspicion : message);    // a value out of nowhere may well be the cause
+    w->suspicion[0] = 0;
     fiber_switch_to(&w->self->fiber, &w->home);   // abandons this fiber and all of the block
     abort();
 }
@@ -159,12 +160,21 @@ static void add_tally(struct tally *t) {
     memset(t, 0, sizeof *t);
 }
 
+// Blocks on other workers may still turn it into a race, so it waits for the end of the launch.
+static void keep_suspicion(struct worker *w) {
+    pthread_mutex_lock(&grid.lock);
+    if (w->suspicion[0] && !grid.suspicion[0]) memcpy(grid.suspicion, w->suspicion, sizeof grid.suspicion);
+    pthread_mutex_unlock(&grid.lock);
+    w->suspicion[0] = 0;
+}
+
 static void run_worker(struct worker *w, const uint8_t *shared_owner) {
     w->fast = options.fast;
     w->shared_owner = shared_owner;
     uint64_t block;
     if (!make_threads(w, sim_now->block)) keep_error("no memory for the stacks of a block's threads");
     while (take_block(&block)) scheduler_run_block(w, block);
+    keep_suspicion(w);
     add_tally(&w->tally);
 }
 
@@ -283,6 +293,7 @@ void sim_launch(const struct sim_launch *l) {
     if (first_error[0]) return;    // as on a GPU: the error stays until somebody asks for it
     sim_now = l;
     grid.failed = false;
+    grid.suspicion[0] = 0;
     size_t fixed = symbols_static_smem(l->function);
     char why[400] = "";
     check_launch(l, fixed, why, sizeof why);
@@ -297,6 +308,7 @@ void sim_launch(const struct sim_launch *l) {
         memory_launch_begin();
         pool_run(worker_count(grid.blocks), symbols_shared_map(l->function, l->dynamic_smem));
         memory_launch_end();
+        if (grid.suspicion[0]) keep_error(grid.suspicion);
         free(grid.fenced);
         grid.fenced = NULL;
     }
