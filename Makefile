@@ -126,13 +126,13 @@ run: $(PROGRAM)             ## the ladder, or STEP=00 alone; DEVICE=sim|gpu, ARG
 list: $(BUILD)/sim/ladder   ## the kernels that there are
 	@$< --list
 
-test: sim $(BUILD)/sim/run_tests numpy-cases    ## all tests, on the simulator (needs `make deps` once)
+test: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery numpy-cases    ## all tests, on the simulator (needs `make deps` once)
 	$(if $(filter build,$(BUILD)),$(PYTHON) notes/fill.py --check $(PAGES))
 	$(PYTHON) tests/crosscheck.py $(BUILD)/sim/ladder $(BUILD)
 	BUILD=$(BUILD) $(BUILD)/sim/run_tests
 
-PAGES    := README.md $(wildcard step*/README.md)
-fill: sim                   ## write what programs print into README.md and the steps' pages
+PAGES    := README.md $(wildcard step*/README.md notes/*.md)
+fill: sim $(BUILD)/sim/gallery                 ## write what programs print into README.md and the steps' pages
 	$(PYTHON) notes/fill.py $(PAGES)
 
 numpy-cases:
