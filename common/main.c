@@ -93,32 +93,29 @@ struct session {
 };
 
 // EXIT_RIGHT: go on with the next; the outcome is in the table and in `s`.
-static int run_kernel(struct session *s, const struct attn_kernel *k, struct prepared *in, unsigned pass) {
+static int take_result(struct session *s, const struct result *r) {
+    if (r->outcome == REFUSED) return complain(EXIT_USAGE, r->why);
+    if (r->outcome == NOT_SUPPORTED && s->options->kernel) {
+        snprintf(s->why, sizeof s->why, "--kernel %s: %.600s", r->kernel->name, r->why);
+        return complain(EXIT_USAGE, s->why);
+    }
+    report_result(&s->reporter, r);
+    s->ran += r->outcome == RAN_RIGHT || r->outcome == RAN_WRONG;
+    s->wrong += r->outcome == RAN_WRONG;
+    return EXIT_RIGHT;
+}
+
+static int run_one(struct session *s, const struct attn_kernel *k, struct prepared *in) {
     char folder[1024];
     const char *dump = s->options->dump ? folder : NULL;
     if (dump && !dump_folder(s->options, k, folder, sizeof folder, s->why, sizeof s->why))
         return complain(EXIT_USAGE, s->why);
-    int repeat = s->options->repeat ? s->options->repeat : s->machine.simulated ? 1 : 20;
-    struct result r;
+    int repeat = s->options->repeat ? s->options->repeat : s->machine.simulated ? 1 : 20, status = EXIT_RIGHT;
+    struct result r[2];
     report_progress("%s %s on %s ...", k->step, k->name, in->name);
-    run_pass(k, in, pass, repeat, dump, &r);
-    if (r.outcome == REFUSED) return complain(EXIT_USAGE, r.why);
-    if (r.outcome == NOT_SUPPORTED && s->options->kernel) {
-        snprintf(s->why, sizeof s->why, "--kernel %s: %.600s", k->name, r.why);
-        return complain(EXIT_USAGE, s->why);
-    }
-    report_result(&s->reporter, &r);
-    s->ran += r.outcome == RAN_RIGHT || r.outcome == RAN_WRONG;
-    s->wrong += r.outcome == RAN_WRONG;
-    return EXIT_RIGHT;
-}
-
-static int run_passes(struct session *s, const struct attn_kernel *k, struct prepared *in) {
-    for (unsigned pass = ATTN_FORWARD; pass <= ATTN_BACKWARD; pass <<= 1) {
-        int status = s->options->passes & pass ? run_kernel(s, k, in, pass) : EXIT_RIGHT;
-        if (status != EXIT_RIGHT) return status;
-    }
-    return EXIT_RIGHT;
+    int results = run_kernel(k, in, s->options->passes, repeat, dump, r);
+    for (int i = 0; i < results && status == EXIT_RIGHT; i++) status = take_result(s, &r[i]);
+    return status;
 }
 
 // Makes the input ready in k's data type, unless the kernel before has left it so.
@@ -128,7 +125,7 @@ static int prepare_for(struct session *s, const struct attn_kernel *k, const str
     if (in->number && in->problem.dtype == p.dtype) return EXIT_RIGHT;
     prepared_free(in);
     report_progress("input %s ...", source->load ? source->load : data_family_name(source->family));
-    switch (prepare(&p, source, in, s->why, sizeof s->why)) {
+    switch (prepare(&p, s->options->passes, source, in, s->why, sizeof s->why)) {
     case NOT_SUPPORTED: return complain(EXIT_USAGE, s->why);
     case NOT_POSSIBLE: return complain(EXIT_CANNOT, s->why);
     default: return EXIT_RIGHT;
@@ -142,7 +139,7 @@ static int run_input(struct session *s, const struct source *source) {
         const struct attn_kernel *k = attn_kernel_at(i);
         if (s->options->kernel && strcmp(k->name, s->options->kernel)) continue;
         status = prepare_for(s, k, source, &in);
-        if (status == EXIT_RIGHT) status = run_passes(s, k, &in);
+        if (status == EXIT_RIGHT) status = run_one(s, k, &in);
     }
     prepared_free(&in);
     return status;

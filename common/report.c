@@ -74,7 +74,7 @@ static void print_title(struct reporter *to, const struct result *r) {
            "output written once: %s\n\n",
            r->prepared->name, p->batch, p->heads, p->kv_heads, p->seqlen_q, p->seqlen_k, p->head_dim,
            p->causal ? "causal" : "no mask", attn_dtype_name(p->dtype), p->scale, bytes_text((double)r->compulsory));
-    printf("%-20s %-16s %-4s %8s %7s %9s %9s   ", "step", "kernel", "type", "error", "of bar", "model", "asked");
+    printf("%-20s %-16s %-4s %-8s %8s %7s %9s %9s   ", "step", "kernel", "type", "pass", "error", "of bar", "model", "asked");
     if (m->simulated) printf("%9s ", "distinct");
     else printf("%9s %9s %9s %8s %8s ", "L2", "DRAM", "time us", "TFLOP/s", "of peak");
     printf("%9s %8s %9s %8s  %s\n", "workspace", "smem", "conflicts", "launches", "result");
@@ -98,17 +98,25 @@ static void print_gpu_cells(const struct result *r) {
     print_cell(share[0] != 0, 8, share);
 }
 
+// The largest of all checked tensors; NaN counts as infinite.
+static void print_error(const struct result *r) {
+    double error = 0, of_bar = 0;
+    for (int i = 0; i < r->checks; i++) {
+        error = fmax(error, isnan(r->check[i].error) ? INFINITY : r->check[i].error);
+        of_bar = fmax(of_bar, isnan(r->check[i].of_bar) ? INFINITY : r->check[i].of_bar);
+    }
+    if (r->checks) printf("%8.1e %6.0f%% ", error, 100 * of_bar);
+    else printf("%8s %7s ", "-", "-");
+}
+
 static void print_row(const struct reporter *to, const struct result *r) {
     const struct measurement *m = &r->measured;
-    printf("%-20s %-16s %-4s ", r->kernel->step, r->kernel->name, attn_dtype_name(r->prepared->problem.dtype));
+    printf("%-20s %-16s %-4s %-8s ", r->kernel->step, r->kernel->name, attn_dtype_name(r->prepared->problem.dtype), pass_name[r->pass]);
     if (!has_run(r)) {
         printf("%s: %s\n", outcome_text(r), r->why);
         return;
     }
-    double of_bar = 0;
-    for (int i = 0; i < r->checks; i++) of_bar = fmax(of_bar, isnan(r->check[i].of_bar) ? INFINITY : r->check[i].of_bar);
-    if (r->checks) printf("%8.1e %6.0f%% ", r->check[0].error, 100 * of_bar);
-    else printf("%8s %7s ", "-", "-");
+    print_error(r);
     printf("%9s ", bytes_text(total(&r->model)));
     printf("%9s %s ", m->has_asked ? bytes_text(total(&m->asked)) : "-", !m->has_asked ? " " : r->asked_is_model ? "=" : "!");
     if (to->machine->simulated) print_cell(m->has_distinct, 9, bytes_text((double)m->distinct_read + (double)m->distinct_write));
@@ -226,7 +234,16 @@ static void csv_header(void) {
            "asked_load,asked_store,asked_atomic,asked_tma_load,asked_tma_store,"
            "L2_read,L2_write,DRAM_read,DRAM_write,distinct_read,distinct_write,"
            "compulsory,workspace,smem_per_block,bank_conflicts,launches,time_us,TFLOPs,peak_TFLOPs,peak_GBs,"
-           "launch_us,command\n");
+           "launch_us,command,error_dQ,of_bar_dQ,error_dK,of_bar_dK,error_dV,of_bar_dV\n");
+}
+
+// The columns of a pass's checks: filled in rows of that pass.
+static void csv_checks(const struct result *r, unsigned pass, int tensors) {
+    for (int i = 0; i < tensors; i++) {
+        bool known = r->pass == pass && i < r->checks;
+        csv_number(known, known ? r->check[i].error : 0);
+        csv_number(known, known ? r->check[i].of_bar : 0);
+    }
 }
 
 static void csv_row(const struct reporter *to, const struct result *r) {
@@ -240,10 +257,7 @@ static void csv_row(const struct reporter *to, const struct result *r) {
     csv_problem(to, r);
     printf(",%s,", words[r->outcome]);
     csv_text(r->why);
-    for (int i = 0; i < 2; i++) {
-        csv_number(i < r->checks, r->check[i].error);
-        csv_number(i < r->checks, r->check[i].of_bar);
-    }
+    csv_checks(r, ATTN_FORWARD, 2);
     csv_traffic(ran, &r->model);
     csv_traffic(m->has_asked, &m->asked);
     csv_bytes(m->has_l2, m->l2_read);
@@ -265,6 +279,7 @@ static void csv_row(const struct reporter *to, const struct result *r) {
     csv_launches(m);
     putchar(',');
     csv_text(to->command);
+    csv_checks(r, ATTN_BACKWARD, 3);
     putchar('\n');
 }
 

@@ -1,154 +1,206 @@
-// run.c - one kernel on one problem: allocate, poison, run, check, measure.
+// run.c - one kernel on one input: allocate, poison, run, check, measure.
 
 #include "run.h"
 
 #include "dtype.h"
 #include "npy.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-// ---- the input -----------------------------------------------------------------------------------
+// ---- what a kernel writes --------------------------------------------------------------------------
 
-// Copies host fp32 values to a new device tensor of p's data type. NULL: no memory.
-static void *upload(const struct attn_problem *p, const char *name, const float *host, uint64_t elements) {
-    size_t bytes = elements * attn_dtype_bytes(p->dtype);
-    void *device = machine_alloc(name, bytes), *packed = malloc(bytes);
-    if (device && packed) {
-        dtype_pack(p->dtype, host, packed, elements);
-        machine_write(device, packed, bytes);
-    }
-    free(packed);
-    return device;
-}
-
-static enum outcome out_of_memory(const struct attn_problem *p, const char *what, uint64_t bytes, char *why,
-                                  size_t why_size) {
-    snprintf(why, why_size, "no memory for %s (%.3g GB) at B %d, H %d, Nq %d, Nk %d, d %d; make the problem smaller",
-             what, (double)bytes / 1e9, p->batch, p->heads, p->seqlen_q, p->seqlen_k, p->head_dim);
-    return NOT_POSSIBLE;
-}
-
-// What the host will hold besides the device's copies: inputs, reference, outputs.
-static uint64_t host_bytes(const struct attn_problem *p) {
-    uint64_t q = attn_q_elements(p), kv = attn_kv_elements(p);
-    return 4 * (q + 2 * kv) + (8 + 4 + 4 + 4) * q;
-}
-
-static uint64_t host_memory(void) { return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE); }
-
-static enum outcome refused(void) { return errno == ENOMEM ? NOT_POSSIBLE : NOT_SUPPORTED; }
-
-enum outcome prepare(const struct attn_problem *problem, const struct source *s, struct prepared *out, char *why,
-                     size_t why_size) {
-    static int number;
-    *out = (struct prepared){.number = ++number, .problem = *problem, .name = s->load ? s->load : data_family_name(s->family)};
-    struct attn_problem *p = &out->problem;
-    if (s->load && !inputs_load(s->load, false, p, &out->in, why, why_size)) return refused();
-    if (p->scale == 0) p->scale = (float)(1 / sqrt(p->head_dim));
-    if (attn_problem_check(p, why, why_size)) return NOT_SUPPORTED;
-    if (host_bytes(p) > host_memory() / 10 * 9) return out_of_memory(p, "the host's tensors", host_bytes(p), why, why_size);
-    if (!s->load && !inputs_make(p, s->family, s->seed, false, &out->in, why, why_size)) return refused();
-
-    uint64_t q = attn_q_elements(p), kv = attn_kv_elements(p);
-    out->Q = upload(p, "Q", out->in.Q, q);
-    out->K = upload(p, "K", out->in.K, kv);
-    out->V = upload(p, "V", out->in.V, kv);
-    if (out->Q && out->K && out->V) return RAN_RIGHT;
-    return out_of_memory(p, "Q, K and V", (q + 2 * kv) * attn_dtype_bytes(p->dtype), why, why_size);
-}
-
-void prepared_free(struct prepared *in) {
-    machine_free(in->Q);
-    machine_free(in->K);
-    machine_free(in->V);
-    reference_free(&in->reference);
-    inputs_free(&in->in);
-}
-
-// ---- the output ----------------------------------------------------------------------------------
+// A tensor that a pass computes: where it is, its right answer, its file.
+struct output {
+    const char *name;
+    unsigned pass;
+    enum attn_dtype dtype;
+    uint64_t elements;
+    int dims;
+    uint64_t shape[4];
+    void *device;
+    void *packed;                   // host, as the device holds it
+    float *values;                  // host
+    struct check (*check)(const struct attn_problem *, const struct reference *, const float *);
+};
+enum { OUT_O, OUT_LSE, OUT_DQ, OUT_DK, OUT_DV, OUTPUTS };
 
 // Everything that a run allocates, so that one function can free it.
-struct allocated {
-    struct attn_tensors device;
+struct run {
+    const struct attn_kernel *kernel;
+    struct prepared *in;
+    unsigned passes;
+    int repeat;
+    const char *dump;
+    struct output output[OUTPUTS];
     struct attn_buffer buffer[ATTN_MAX_BUFFERS];
     int buffers;
-    void *O_packed;                 // host: what the device holds, in its data type
-    float *O, *LSE;                 // host
+    struct attn_tensors device;
 };
 
-static void release(struct allocated *a) {
-    machine_free(a->device.O);
-    machine_free(a->device.LSE);
-    for (int i = 0; i < a->buffers; i++) machine_free(a->device.buffer[i]);
-    free(a->O_packed);
-    free(a->O);
-    free(a->LSE);
+static void describe_outputs(struct run *run) {
+    const struct attn_problem *p = &run->in->problem;
+    uint64_t B = (uint64_t)p->batch, H = (uint64_t)p->heads, Hkv = (uint64_t)p->kv_heads, d = (uint64_t)p->head_dim;
+    uint64_t Nq = (uint64_t)p->seqlen_q, Nk = (uint64_t)p->seqlen_k, q = attn_q_elements(p), kv = attn_kv_elements(p);
+    const struct output all[OUTPUTS] = {
+        {"O", ATTN_FORWARD, p->dtype, q, 4, {B, H, Nq, d}, NULL, NULL, NULL, check_O},
+        {"LSE", ATTN_FORWARD, ATTN_FP32, attn_rows(p), 3, {B, H, Nq}, NULL, NULL, NULL, check_LSE},
+        {"dQ", ATTN_BACKWARD, p->dtype, q, 4, {B, H, Nq, d}, NULL, NULL, NULL, check_dQ},
+        {"dK", ATTN_BACKWARD, p->dtype, kv, 4, {B, Hkv, Nk, d}, NULL, NULL, NULL, check_dK},
+        {"dV", ATTN_BACKWARD, p->dtype, kv, 4, {B, Hkv, Nk, d}, NULL, NULL, NULL, check_dV},
+    };
+    memcpy(run->output, all, sizeof all);
 }
 
-static size_t O_bytes(const struct attn_problem *p) { return attn_q_elements(p) * attn_dtype_bytes(p->dtype); }
-static size_t LSE_bytes(const struct attn_problem *p) { return attn_rows(p) * sizeof(float); }
+static size_t bytes_of(const struct output *o) { return o->elements * attn_dtype_bytes(o->dtype); }
 
-static bool allocate(const struct attn_kernel *k, const struct prepared *in, struct allocated *a,
-                     struct result *out) {
-    const struct attn_problem *p = &in->problem;
-    a->device = (struct attn_tensors){.Q = in->Q, .K = in->K, .V = in->V};
-    a->device.O = machine_alloc("O", O_bytes(p));
-    a->device.LSE = machine_alloc("LSE", LSE_bytes(p));
-    a->O_packed = malloc(O_bytes(p));
-    a->O = malloc(attn_q_elements(p) * sizeof(float));
-    a->LSE = malloc(LSE_bytes(p));
-    bool ok = a->device.O && a->device.LSE && a->O_packed && a->O && a->LSE;
-    a->buffers = k->buffers ? k->buffers(p, a->buffer) : 0;
-    for (int i = 0; i < a->buffers; i++) {
-        if (!(a->buffer[i].passes & ATTN_FORWARD)) continue;
-        out->workspace += a->buffer[i].bytes;
-        a->device.buffer[i] = ok ? machine_alloc(a->buffer[i].name, a->buffer[i].bytes) : NULL;
-        ok = ok && a->device.buffer[i];
+// Does the backward read something that the forward leaves in a buffer?
+static bool keeps(const struct run *run) {
+    for (int i = 0; i < run->buffers; i++)
+        if (run->buffer[i].kept && (run->passes & ATTN_BACKWARD)) return true;
+    return false;
+}
+
+static bool allocate_outputs(struct run *run, uint64_t *bytes) {
+    bool ok = true;
+    for (struct output *o = run->output; o < run->output + OUTPUTS; o++) {
+        bool read = o->pass == ATTN_FORWARD && (run->passes & ATTN_BACKWARD);    // O and LSE
+        if (!(o->pass & run->passes) && !read) continue;
+        *bytes += bytes_of(o);
+        o->device = machine_alloc(o->name, bytes_of(o));
+        o->packed = malloc(bytes_of(o));
+        o->values = malloc(o->elements * sizeof(float));
+        ok = ok && o->device && o->packed && o->values;
     }
-    if (!ok) out->outcome = out_of_memory(p, "the output and the workspace", O_bytes(p) + out->workspace, out->why,
-                                          sizeof out->why);
     return ok;
 }
 
-// Everything that the kernel must write holds NaN before it runs: what it forgets, shows.
-static void poison(const struct attn_problem *p, const struct allocated *a) {
-    machine_poison(a->device.O, O_bytes(p));
-    machine_poison(a->device.LSE, LSE_bytes(p));
-    for (int i = 0; i < a->buffers; i++)
-        if (a->device.buffer[i]) machine_poison(a->device.buffer[i], a->buffer[i].bytes);
+static bool allocate_buffers(struct run *run, uint64_t *bytes) {
+    bool ok = true;
+    unsigned passes = keeps(run) ? run->passes | ATTN_FORWARD : run->passes;
+    for (int i = 0; i < run->buffers; i++) {
+        if (!(run->buffer[i].passes & passes)) continue;
+        *bytes += run->buffer[i].bytes;
+        run->device.buffer[i] = ok ? machine_alloc(run->buffer[i].name, run->buffer[i].bytes) : NULL;
+        ok = ok && run->device.buffer[i];
+    }
+    return ok;
 }
 
-static void fetch(const struct attn_problem *p, const struct allocated *a) {
-    machine_read(a->O_packed, a->device.O, O_bytes(p));
-    dtype_unpack(p->dtype, a->O_packed, a->O, attn_q_elements(p));
-    machine_read(a->LSE, a->device.LSE, LSE_bytes(p));
+static void point_to_tensors(struct run *run) {
+    struct attn_tensors *t = &run->device;
+    t->Q = run->in->Q, t->K = run->in->K, t->V = run->in->V, t->dO = run->in->dO;
+    t->O = run->output[OUT_O].device, t->LSE = run->output[OUT_LSE].device;
+    t->dQ = run->output[OUT_DQ].device, t->dK = run->output[OUT_DK].device, t->dV = run->output[OUT_DV].device;
 }
 
-// ---- checking ------------------------------------------------------------------------------------
+static void release(struct run *run) {
+    for (struct output *o = run->output; o < run->output + OUTPUTS; o++) {
+        machine_free(o->device);
+        free(o->packed);
+        free(o->values);
+    }
+    for (int i = 0; i < run->buffers; i++) machine_free(run->device.buffer[i]);
+}
+
+// ---- running ---------------------------------------------------------------------------------------
+
+// Everything that the pass must write holds NaN before it runs: what it forgets, shows.
+static void poison(struct run *run, unsigned pass) {
+    for (struct output *o = run->output; o < run->output + OUTPUTS; o++)
+        if (o->pass == pass) machine_poison(o->device, bytes_of(o));
+    for (int i = 0; i < run->buffers; i++) {
+        bool kept_for_it = pass == ATTN_BACKWARD && run->buffer[i].kept;
+        if ((run->buffer[i].passes & pass) && !kept_for_it) machine_poison(run->device.buffer[i], run->buffer[i].bytes);
+    }
+}
+
+static void fetch(struct run *run, unsigned pass) {
+    for (struct output *o = run->output; o < run->output + OUTPUTS; o++) {
+        if (o->pass != pass) continue;
+        machine_read(o->packed, o->device, bytes_of(o));
+        dtype_unpack(o->dtype, o->packed, o->values, o->elements);
+    }
+}
+
+static struct machine_work work_of(const struct run *run, unsigned pass) {
+    const struct attn_kernel *k = run->kernel;
+    return (struct machine_work){pass == ATTN_FORWARD ? k->forward : k->backward, &run->in->problem, &run->device};
+}
+
+static bool run_once(struct run *run, unsigned pass, struct measurement *m) {
+    struct machine_work work = work_of(run, pass);
+    poison(run, pass);
+    machine_run(&work, m);
+    fetch(run, pass);
+    return !m->error[0];
+}
+
+// A mark of all bits that the pass has written (FNV-1a, 64 bits).
+static uint64_t fingerprint(const struct run *run, unsigned pass) {
+    uint64_t hash = 0xcbf29ce484222325;
+    for (const struct output *o = run->output; o < run->output + OUTPUTS; o++)
+        for (size_t i = 0; o->pass == pass && i < bytes_of(o); i++)
+            hash = (hash ^ ((const unsigned char *)o->packed)[i]) * 0x100000001b3;
+    return hash;
+}
+
+static bool repeats_agree(struct run *run, unsigned pass) {
+    uint64_t first = fingerprint(run, pass);
+    for (int i = 1; i < run->repeat; i++) {
+        struct measurement m;
+        if (!run_once(run, pass, &m) || fingerprint(run, pass) != first) return false;
+    }
+    return true;
+}
+
+// Before a backward alone: what the forward keeps comes from a forward that is not looked at, and O
+// and LSE from the reference, so that a wrong forward cannot spoil the verdict on the backward.
+static bool set_up_backward(struct run *run, struct result *r) {
+    if (keeps(run) && !run_once(run, ATTN_FORWARD, &r->measured)) return false;
+    const struct reference *reference = &run->in->reference;
+    for (int which = OUT_O; which <= OUT_LSE; which++) {
+        struct output *o = &run->output[which];
+        const double *right = which == OUT_O ? reference->O : reference->LSE;
+        for (uint64_t i = 0; i < o->elements; i++) o->values[i] = (float)right[i];
+        dtype_pack(o->dtype, o->values, o->packed, o->elements);
+        machine_write(o->device, o->packed, bytes_of(o));
+    }
+    return true;
+}
+
+// ---- checking --------------------------------------------------------------------------------------
 
 static bool same_traffic(const struct attn_traffic *a, const struct attn_traffic *b) {
     return a->load == b->load && a->store == b->store && a->atomic == b->atomic && a->tma_load == b->tma_load &&
            a->tma_store == b->tma_store;
 }
 
-// Index of an element as [b, h, i] or [b, h, i, c].
-static void describe_index(const struct attn_problem *p, const struct check *c, char *out, size_t size) {
-    bool row = !strcmp(c->tensor, "LSE");
-    uint64_t d = row ? 1 : (uint64_t)p->head_dim, i = c->worst / d, n = (uint64_t)p->seqlen_q, h = (uint64_t)p->heads;
-    int used = snprintf(out, size, "[%d, %d, %d", (int)(i / n / h), (int)(i / n % h), (int)(i % n));
-    if (row) snprintf(out + used, size - (size_t)used, "]");
-    else snprintf(out + used, size - (size_t)used, ", %d]", (int)(c->worst % d));
+static const struct output *output_named(const struct run *run, const char *name) {
+    const struct output *o = run->output;
+    while (strcmp(o->name, name)) o++;
+    return o;
 }
 
-static void describe_failure(struct result *r, const struct check *c) {
-    char index[64];
+// The flat index as "[b, h, i, c]".
+static void describe_index(const struct output *o, uint64_t flat, char *out, size_t size) {
+    uint64_t index[4];
+    for (int k = o->dims - 1; k >= 0; k--) {
+        index[k] = flat % o->shape[k];
+        flat /= o->shape[k];
+    }
+    int used = 0;
+    for (int k = 0; k < o->dims; k++)
+        used += snprintf(out + used, size - (size_t)used, "%s%llu", k ? ", " : "[", (unsigned long long)index[k]);
+    snprintf(out + used, size - (size_t)used, "]");
+}
+
+static void describe_failure(const struct run *run, struct result *r, const struct check *c) {
+    char index[96];
     unsigned long long bad = c->bad;
-    describe_index(&r->prepared->problem, c, index, sizeof index);
+    describe_index(output_named(run, c->tensor), c->worst, index, sizeof index);
     if (isnan(c->got))
         snprintf(r->why, sizeof r->why, "%s%s is NaN, never written or computed so, and should be %g (%llu elements are wrong)",
                  c->tensor, index, c->want, bad);
@@ -167,67 +219,52 @@ static void describe_traffic(struct result *r) {
 
 // Sets the outcome from what was found. `exact`: the machine's counts are, so that they must equal the
 // model; a GPU's counters can pick up other work, so there a difference is shown and not judged.
-static void judge(struct result *r, bool exact) {
+static void judge(const struct run *run, struct result *r, bool exact) {
     r->outcome = RAN_WRONG;
     for (int i = 0; i < r->checks; i++)
-        if (!r->check[i].ok) return describe_failure(r, &r->check[i]);
+        if (!r->check[i].ok) {
+            describe_failure(run, r, &r->check[i]);
+            return;
+        }
     if (r->measured.repeats_differ)
         snprintf(r->why, sizeof r->why, "two runs on the same input gave different bits");
     else if (exact && r->measured.has_asked && !r->asked_is_model) describe_traffic(r);
     else r->outcome = RAN_RIGHT;
 }
 
-static bool run_once(const struct machine_work *work, const struct allocated *a, struct result *r) {
-    machine_run(work, &r->measured);
-    fetch(work->problem, a);
-    if (!r->measured.error[0]) return true;
-    r->outcome = RAN_WRONG;
-    snprintf(r->why, sizeof r->why, "%s", r->measured.error);
-    return false;
-}
-
-// Runs again from poisoned outputs and compares bits.
-static bool repeats_agree(const struct machine_work *work, const struct allocated *a, int repeat) {
-    const struct attn_problem *p = work->problem;
-    size_t o_bytes = O_bytes(p), lse_bytes = LSE_bytes(p);
-    char *first = malloc(o_bytes + lse_bytes);
-    if (!first) return true;
-    memcpy(first, a->O_packed, o_bytes);
-    memcpy(first + o_bytes, a->LSE, lse_bytes);
-    bool same = true;
-    for (int i = 1; i < repeat && same; i++) {
-        struct measurement m;
-        poison(p, a);
-        machine_run(work, &m);
-        fetch(p, a);
-        same = !m.error[0] && !memcmp(first, a->O_packed, o_bytes) && !memcmp(first + o_bytes, a->LSE, lse_bytes);
+static bool check_outputs(const struct run *run, struct result *r) {
+    bool right = true;
+    for (const struct output *o = run->output; o < run->output + OUTPUTS; o++) {
+        if (o->pass != r->pass) continue;
+        struct check *c = &r->check[r->checks++];
+        *c = o->check(&run->in->problem, &run->in->reference, o->values);
+        right = right && c->ok;
     }
-    free(first);
-    return same;
+    return right;
 }
 
 // ---- .npy files ------------------------------------------------------------------------------------
 
-static bool dump_tensor(const char *dir, const char *name, int dims, const uint64_t *shape, const float *data,
-                        char *why, size_t why_size) {
+static bool dump_tensor(const struct run *run, const char *name, const struct output *shape, const float *values,
+                        struct result *r) {
     char path[1200];
-    snprintf(path, sizeof path, "%s/%s.npy", dir, name);
-    return npy_write(path, dims, shape, data, why, why_size);
+    snprintf(path, sizeof path, "%s/%s.npy", run->dump, name);
+    return npy_write(path, shape->dims, shape->shape, values, r->why, sizeof r->why);
 }
 
-static bool dump_forward(const char *dir, const struct prepared *in, const struct allocated *a, char *why,
-                         size_t why_size) {
-    const struct attn_problem *p = &in->problem;
-    uint64_t q[] = {(uint64_t)p->batch, (uint64_t)p->heads, (uint64_t)p->seqlen_q, (uint64_t)p->head_dim};
-    uint64_t kv[] = {(uint64_t)p->batch, (uint64_t)p->kv_heads, (uint64_t)p->seqlen_k, (uint64_t)p->head_dim};
-    return dump_tensor(dir, "Q", 4, q, in->in.Q, why, why_size) && dump_tensor(dir, "K", 4, kv, in->in.K, why, why_size) &&
-           dump_tensor(dir, "V", 4, kv, in->in.V, why, why_size) && dump_tensor(dir, "O", 4, q, a->O, why, why_size) &&
-           dump_tensor(dir, "LSE", 3, q, a->LSE, why, why_size);
+static bool dump_all(const struct run *run, struct result *r) {
+    const struct inputs *in = &run->in->in;
+    const struct output *q = &run->output[OUT_DQ], *kv = &run->output[OUT_DK];    // of the same shapes
+    bool ok = dump_tensor(run, "Q", q, in->Q, r) && dump_tensor(run, "K", kv, in->K, r) && dump_tensor(run, "V", kv, in->V, r);
+    if (r->pass == ATTN_BACKWARD) ok = ok && dump_tensor(run, "dO", q, in->dO, r);
+    for (const struct output *o = run->output; o < run->output + OUTPUTS; o++)
+        if (o->pass == r->pass) ok = ok && dump_tensor(run, o->name, o, o->values, r);
+    return ok;
 }
 
-// ---- the whole run ---------------------------------------------------------------------------------
+// ---- one pass, and both ------------------------------------------------------------------------------
 
-// Fills in why not, when this kernel cannot run this problem on this machine.
+// Fills in why not, when this kernel cannot run this pass of the problem on this machine.
 static bool can_run(const struct attn_kernel *k, const struct attn_problem *p, struct result *r) {
     r->outcome = NOT_SUPPORTED;
     if (!(k->passes & r->pass)) {
@@ -240,52 +277,71 @@ static bool can_run(const struct attn_kernel *k, const struct attn_problem *p, s
     }
     if (k->supports && !k->supports(p, r->why, sizeof r->why)) return false;
     r->outcome = NOT_POSSIBLE;
-    if (p->sm < k->least_sm || (k->exact_sm && p->sm != k->exact_sm)) {
-        snprintf(r->why, sizeof r->why, "needs compute capability %d.%d%s, this GPU has %d.%d; DEVICE=sim runs it",
-                 (k->exact_sm ? k->exact_sm : k->least_sm) / 10, (k->exact_sm ? k->exact_sm : k->least_sm) % 10,
-                 k->exact_sm ? "" : " or newer", p->sm / 10, p->sm % 10);
-        return false;
-    }
-    return true;
-}
-
-// What follows a run without errors: the checks, the files, the repeats and the measurements.
-static void examine(const struct prepared *in, const struct machine_work *work, const struct allocated *a, int repeat,
-                    const char *dump, struct result *r) {
-    const struct attn_problem *p = &in->problem;
-    bool exact = r->measured.has_distinct;    // counted by the simulator
-    r->check[r->checks++] = check_O(p, &in->reference, a->O);
-    r->check[r->checks++] = check_LSE(p, &in->reference, a->LSE);
-    if (dump && !dump_forward(dump, in, a, r->why, sizeof r->why)) {
-        r->outcome = REFUSED;
-        return;
-    }
-    r->measured.repeats_differ = !repeats_agree(work, a, repeat);
-    if (r->check[0].ok && r->check[1].ok) machine_measure(work, repeat, &r->measured);
-    r->asked_is_model = r->measured.has_asked && same_traffic(&r->measured.asked, &r->model);
-    judge(r, exact);
-}
-
-static bool need_reference(struct prepared *in, struct result *r) {
-    if (in->reference.O) return true;
-    if (reference_make(&in->problem, &in->in, &in->reference, r->why, sizeof r->why)) return true;
-    r->outcome = errno == ENOMEM ? NOT_POSSIBLE : REFUSED;
+    int sm = k->exact_sm ? k->exact_sm : k->least_sm;
+    if (p->sm >= k->least_sm && (!k->exact_sm || p->sm == k->exact_sm)) return true;
+    snprintf(r->why, sizeof r->why, "needs compute capability %d.%d%s, this GPU has %d.%d; DEVICE=sim runs it", sm / 10,
+             sm % 10, k->exact_sm ? "" : " or newer", p->sm / 10, p->sm % 10);
     return false;
 }
 
-void run_pass(const struct attn_kernel *kernel, struct prepared *in, unsigned pass, int repeat, const char *dump,
-              struct result *out) {
-    const struct attn_problem *p = &in->problem;
-    *out = (struct result){.kernel = kernel, .prepared = in, .pass = pass};
-    out->compulsory = attn_compulsory_bytes(p, pass);
-    if (!can_run(kernel, p, out)) return;
-    out->model = kernel->model(p, pass);
-
-    struct allocated a = {0};
-    if (allocate(kernel, in, &a, out) && need_reference(in, out)) {
-        struct machine_work work = {kernel->forward, p, &a.device};
-        poison(p, &a);
-        if (run_once(&work, &a, out)) examine(in, &work, &a, repeat, dump, out);
+static void run_pass(struct run *run, struct result *r) {
+    struct measurement *m = &r->measured;
+    r->outcome = RAN_WRONG;
+    if ((r->pass == ATTN_BACKWARD && run->passes == ATTN_BACKWARD && !set_up_backward(run, r)) ||
+        !run_once(run, r->pass, m)) {
+        snprintf(r->why, sizeof r->why, "%s", m->error);
+        return;
     }
-    release(&a);
+    bool exact = m->has_distinct, right = check_outputs(run, r);    // has_distinct: counted by the simulator
+    if (run->dump && !dump_all(run, r)) {
+        r->outcome = REFUSED;
+        return;
+    }
+    m->repeats_differ = !repeats_agree(run, r->pass);
+    struct machine_work work = work_of(run, r->pass);
+    if (right) machine_measure(&work, run->repeat, m);
+    r->asked_is_model = m->has_asked && same_traffic(&m->asked, &r->model);
+    judge(run, r, exact);
+}
+
+static void start_result(const struct run *run, unsigned pass, struct result *r) {
+    const struct attn_problem *p = &run->in->problem;
+    *r = (struct result){.kernel = run->kernel, .prepared = run->in, .pass = pass};
+    r->compulsory = attn_compulsory_bytes(p, pass);
+    if (!can_run(run->kernel, p, r)) return;
+    r->outcome = RAN_RIGHT;    // so far
+    r->model = run->kernel->model(p, pass);
+    for (int i = 0; i < run->buffers; i++)
+        if (run->buffer[i].passes & pass) r->workspace += run->buffer[i].bytes;
+}
+
+static bool allocate(struct run *run, uint64_t *bytes) {
+    bool ok = allocate_outputs(run, bytes);
+    ok = allocate_buffers(run, bytes) && ok;
+    point_to_tensors(run);
+    return ok;
+}
+
+int run_kernel(const struct attn_kernel *kernel, struct prepared *in, unsigned passes, int repeat, const char *dump,
+               struct result out[2]) {
+    struct run run = {.kernel = kernel, .in = in, .repeat = repeat, .dump = dump};
+    describe_outputs(&run);
+    run.buffers = kernel->buffers ? kernel->buffers(&in->problem, run.buffer) : 0;
+    int results = 0;
+    for (unsigned pass = ATTN_FORWARD; pass <= ATTN_BACKWARD; pass <<= 1) {
+        if (!(passes & pass)) continue;
+        start_result(&run, pass, &out[results]);
+        if (out[results++].outcome == RAN_RIGHT) run.passes |= pass;
+    }
+    uint64_t bytes = 0;
+    bool allocated = !run.passes || allocate(&run, &bytes);
+    for (struct result *r = out; r < out + results; r++) {
+        if (r->outcome != RAN_RIGHT) continue;
+        if (!allocated) r->outcome = out_of_memory(&in->problem, "outputs and workspace", bytes, r->why, sizeof r->why);
+        else r->outcome = prepared_answer(in, r->pass, r->why, sizeof r->why);
+        if (r->outcome == RAN_RIGHT) run_pass(&run, r);
+        if (r->outcome != RAN_RIGHT) results = (int)(r - out) + 1;    // a backward on a wrong forward tells nothing
+    }
+    release(&run);
+    return results;
 }

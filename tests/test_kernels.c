@@ -95,7 +95,7 @@ static struct result run_case(const struct attn_kernel *k, const struct attn_pro
     struct result r;
     struct source source = {NULL, family, 42};
     cr_assert_eq(prepare(p, &source, in, why, sizeof why), RAN_RIGHT, "%s", why);
-    run_pass(k, in, ATTN_FORWARD, 1, NULL, &r);
+    run_kernel(k, in, ATTN_FORWARD, 1, NULL, &r);
     return r;
 }
 
