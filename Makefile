@@ -18,7 +18,7 @@ ARCH     ?= $(if $(HAS_GPU),native,75 80 86 89 90)
 STEP     ?=
 ARGS     ?=
 
-MAKEFLAGS += -j$(shell getconf _NPROCESSORS_ONLN) --no-print-directory
+MAKEFLAGS += -j$(shell nproc) --no-print-directory
 
 WARNINGS := -Wall -Wextra -Werror
 # A designated initialiser leaves the rest at zero on purpose.
@@ -31,7 +31,9 @@ IS_CLANG := $(findstring clang,$(shell $(CXX) --version 2>/dev/null))
 # (common/sim/memory.c), and so that the code stays in the order of the source.
 SIM_gcc    := -O1 -fno-tree-loop-im -fno-thread-jumps -fno-extern-tls-init -fno-reorder-blocks --param tsan-instrument-func-entry-exit=0 \
               -fsanitize-coverage=trace-pc
-SIM_clang  := -O1 -fno-vectorize -fno-slp-vectorize -mllvm -tsan-instrument-read-before-write \
+SIM_clang  := -O1 -fno-vectorize -fno-slp-vectorize -mllvm -disable-vector-combine \
+              -mllvm -disable-loop-idiom-all -mllvm -licm-mssa-optimization-cap=0 \
+              -mllvm -tsan-instrument-read-before-write \
               -mllvm -tsan-instrument-func-entry-exit=0 -fsanitize-coverage=trace-pc,no-prune
 SIM_CXXFLAGS := -x c++ -std=c++20 -g -fsanitize=thread $(if $(IS_CLANG),$(SIM_clang),$(SIM_gcc)) \
               $(KERNEL_WARNINGS) -Icommon -ffile-prefix-map=$(CURDIR)=.
@@ -70,53 +72,77 @@ gpu:
 	@echo "No nvcc here: built for the simulator only."
 endif
 
+# Each command is shown as one word and its target; V=1 shows it whole.
+Q := $(if $(V),,@)
+say = $(if $(V),,@printf '  %-6s %s\n' $(1) $@)
+
 # ---- compiling -----------------------------------------------------------------------------------
 
 $(BUILD)/harness/%.o: common/%.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -MMD -c $< -o $@
+	$(call say,CC)
+	$(Q)$(CC) $(CFLAGS) -MMD -c $< -o $@
 $(BUILD)/sim/%.o: common/sim/%.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -MMD -c $< -o $@
+	$(call say,CC)
+	$(Q)$(CC) $(CFLAGS) -MMD -c $< -o $@
 $(BUILD)/sim/%.o: %.cu
 	@mkdir -p $(@D)
-	$(CXX) $(SIM_CXXFLAGS) -MMD -c $< -o $@
+	$(call say,SIM)
+	$(Q)$(CXX) $(SIM_CXXFLAGS) -MMD -c $< -o $@
 $(BUILD)/tests/%.o: tests/%.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -MMD -c $< -o $@
+	$(call say,CC)
+	$(Q)$(CC) $(CFLAGS) -MMD -c $< -o $@
 $(BUILD)/gpu/%.cu.o: common/gpu/%.cu
 	@mkdir -p $(@D)
-	$(NVCC) $(NVFLAGS) -MMD -c $< -o $@
+	$(call say,NVCC)
+	$(Q)$(NVCC) $(NVFLAGS) -MMD -c $< -o $@
 $(BUILD)/gpu/%.cpp.o: common/gpu/%.cpp
 	@mkdir -p $(@D)
-	$(NVCC) $(NVFLAGS) -MMD -c $< -o $@
+	$(call say,NVCC)
+	$(Q)$(NVCC) $(NVFLAGS) -MMD -c $< -o $@
 $(BUILD)/gpu/%.o: %.cu
 	@mkdir -p $(@D)
-	$(NVCC) $(NVFLAGS) -MMD -c $< -o $@
+	$(call say,NVCC)
+	$(Q)$(NVCC) $(NVFLAGS) -MMD -c $< -o $@
 
 # ---- linking: a program is the harness, a machine and some kernels ---------------------------------
 
-SIM_LINK = $(CXX) -o $@ $(filter %.o,$^) -pthread -lm
-GPU_LINK = $(NVCC) -o $@ $(filter %.o,$^) $(GENCODE) -ldl
+SIM_LINK = $(Q)$(CXX) -o $@ $(filter %.o,$^) -pthread -lm
+GPU_LINK = $(Q)$(NVCC) -o $@ $(filter %.o,$^) $(GENCODE) -ldl
 
 define program    # name, step folders
 $(BUILD)/sim/$(1): $(HARNESS) $(SIM) $(addprefix $(BUILD)/sim/,$(call kernels,$(2)))
+	$$(call say,LINK)
 	$$(SIM_LINK)
 $(BUILD)/gpu/$(1): $(HARNESS) $(GPU) $(addprefix $(BUILD)/gpu/,$(call kernels,$(2)))
+	$$(call say,LINK)
 	$$(GPU_LINK)
 endef
 $(eval $(call program,ladder,$(STEPS)))
 $(foreach s,$(STEPS),$(eval $(call program,step$(call number_of,$(s)),$(s) $(call links_of,$(s)))))
 
 $(BUILD)/sim/run_tests: $(TEST_C) $(TEST_CU) $(GALLERY) $(LIBRARY) $(SIM) $(addprefix $(BUILD)/sim/,$(call kernels,$(STEPS)))
+	$(call say,LINK)
 	$(SIM_LINK) -lcriterion
 $(BUILD)/sim/gallery: $(BUILD)/tests/gallery/main.o $(GALLERY) $(LIBRARY) $(SIM)
+	$(call say,LINK)
 	$(SIM_LINK)
 $(BUILD)/sim/bench: $(BUILD)/tests/bench_sim.o $(TEST_CU) $(LIBRARY) $(SIM)
+	$(call say,LINK)
 	$(SIM_LINK)
 
 # ---- running ---------------------------------------------------------------------------------------
 
+ifneq ($(STEP),)
+ifeq ($(call step_dir,$(STEP)),)
+$(error No step $(STEP); there are: $(foreach s,$(STEPS),$(call number_of,$(s))))
+endif
+endif
+ifeq ($(DEVICE)$(NVCC),gpu)
+$(error DEVICE=gpu needs nvcc, which is not here; DEVICE=sim needs only a C compiler)
+endif
 PROGRAM  := $(BUILD)/$(DEVICE)/$(if $(STEP),step$(STEP),ladder)
 SAMPLE   := --data normal --load tests/minilm
 

@@ -1,4 +1,11 @@
-# What every step's Makefile includes: the same targets as at the top, for this step alone.
-run list test clean help:
-	@$(MAKE) -C .. $@ STEP=$(patsubst step%,%,$(firstword $(subst _, ,$(STEP))))
-.PHONY: run list test clean help
+# What every step's Makefile includes: the targets of the top that make sense for one step.
+NUMBER := $(patsubst step%,%,$(firstword $(subst _, ,$(STEP))))
+
+run list clean:
+	@$(MAKE) --no-print-directory -C .. $@ STEP=$(NUMBER)
+help:
+	@echo "  make run        this step; DEVICE=sim|gpu, ARGS=\"--causal -n 1000\""
+	@echo "  make list       the kernels that there are"
+	@echo "  make clean      remove what was built"
+	@echo "The repository's own Makefile, one folder up, has more."
+.PHONY: run list clean help

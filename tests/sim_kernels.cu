@@ -207,6 +207,117 @@ __global__ void static_past_the_end(float *b, int n) {
     b[threadIdx.x] = tile[(int)threadIdx.x + n]; //! static_past_the_end
 }
 
+__global__ void host_pointer(float *b, float *host) {
+    b[threadIdx.x] = 1;
+    host[threadIdx.x] = 2; //! host_pointer
+}
+__global__ void divide_by_zero(float *b, int n) {
+    b[threadIdx.x] = 100 / (n + (int)threadIdx.x); //! divide_by_zero
+}
+__global__ void own_name(float *b) {
+    __shared__ float tile[32];
+    tile[threadIdx.x] = 1;
+    __syncwarp();
+    b[threadIdx.x] = tile[threadIdx.x + 1]; //! own_name
+}
+__global__ void reset_races_with_atomic(float *b) {
+    __shared__ float sum;
+    if (threadIdx.x == 0) sum = 0;
+    atomicAdd(&sum, 1.f); //! reset_races_with_atomic
+    __syncthreads();
+    b[threadIdx.x] = sum;
+}
+
+// ---- right, and close to something wrong: nobody may be accused ------------------------------------------
+
+// A warp updates its own numbers in place between meetings.
+__global__ void update_in_place(const float *a, float *b) {
+    int lane = threadIdx.x;
+    b[lane] = a[lane];
+    __syncwarp();
+    float x = b[31 - lane];
+    __syncwarp();
+    b[lane] *= 2;
+    __syncwarp();
+    b[32 + lane] = b[lane ^ 1] + x;
+}
+// A running value that all read and lane 0 updates.
+__global__ void running_value(const float *a, float *b) {
+    __shared__ float m;
+    int lane = threadIdx.x;
+    if (lane == 0) m = 0;
+    __syncwarp();
+    for (int i = 0; i < 4; i++) {
+        float old = m;
+        __syncwarp();
+        if (lane == 0) m = old + a[i];
+        __syncwarp();
+        b[lane] = m;
+    }
+}
+// Neighbours own the halves of a word.
+__global__ void halves_in_place(float *b) {
+    __shared__ __half tile[64];
+    int t = threadIdx.x;
+    tile[t] = __float2half(t);
+    __syncthreads();
+    tile[t] = __float2half(2 * __half2float(tile[t]));
+    __syncthreads();
+    b[t] = __half2float(tile[63 - t]);
+}
+// Blocks of 33 halves share words at their borders.
+__global__ void halves_across_blocks(float *b) {
+    __half *h = reinterpret_cast<__half *>(b);
+    int i = blockIdx.x * 33 + threadIdx.x;
+    if (threadIdx.x >= 33) return;
+    h[i] = __float2half(i);
+    h[i] = __float2half(2 * __half2float(h[i]));
+}
+// One half of a warp hands numbers to the other; the consumer stands first in the code.
+__global__ void producer_below(const float *a, float *b) {
+    __shared__ float tile[16];
+    int lane = threadIdx.x;
+    for (int turn = 0; turn < 2; turn++) {
+        if (lane >= 16 && turn == 1) b[lane] = tile[lane - 16];
+        if (lane < 16 && turn == 0) tile[lane] = a[lane];
+        if (turn == 0) __syncwarp(lane < 16 ? 0xffff : 0xffff0000);
+        __syncwarp();
+    }
+}
+// The last block to finish adds up what all have published.
+__global__ void last_block(const float *a, float *b) {
+    int t = threadIdx.x, block = blockIdx.x;
+    b[block * 32 + t] = a[block * 32 + t];
+    __threadfence();
+    __shared__ int last;
+    __syncthreads();
+    if (t == 0) last = atomicAdd(&b[2048], 1.f) == 3;
+    __syncthreads();
+    if (last) b[1024 + t] = b[t] + b[32 + t] + b[64 + t] + b[96 + t];
+}
+// Two buffers by turns: one barrier a turn is enough.
+__global__ void two_buffers(const float *a, float *b) {
+    __shared__ float tile[2][64];
+    int t = threadIdx.x;
+    for (int i = 0; i < 6; i++) {
+        tile[i % 2][t] = a[64 * i + t];
+        __syncthreads();
+        b[64 * i + t] = tile[i % 2][63 - t];
+    }
+}
+// More accesses between two meetings than a log holds, and not the same in all lanes.
+__global__ void long_and_uneven(const float *a, float *b, int n) {
+    int lane = threadIdx.x;
+    float sum = 0;
+    for (int i = 0; i < n; i++) {
+        const float *row = a + i % 8 * 128;
+        sum += row[lane];
+        if ((i + lane) % 3 == 0) sum += row[32 + lane] + row[64 + lane];
+    }
+    b[lane] = sum;
+}
+
+static float on_the_host[64];
 using A = sim_arguments;
 static const struct {
     const char *name;
@@ -255,6 +366,18 @@ static const struct {
     {"left_out", [](A x) { LAUNCH(left_out, 1, 32, 0, x.b); }},
     {"two_collectives", [](A x) { LAUNCH(two_collectives, 1, 32, 0, x.b); }},
     {"static_past_the_end", [](A x) { LAUNCH(static_past_the_end, 1, 8, 0, x.b, x.n); }},
+    {"host_pointer", [](A x) { LAUNCH(host_pointer, 1, 32, 0, x.b, on_the_host); }},
+    {"divide_by_zero", [](A x) { LAUNCH(divide_by_zero, 1, 32, 0, x.b, -3); }},
+    {"own_name", [](A x) { LAUNCH(own_name, 1, 32, 0, x.b); }},
+    {"reset_races_with_atomic", [](A x) { LAUNCH(reset_races_with_atomic, 1, 64, 0, x.b); }},
+    {"update_in_place", [](A x) { LAUNCH(update_in_place, 1, 32, 0, x.a, x.b); }},
+    {"running_value", [](A x) { LAUNCH(running_value, 1, 32, 0, x.a, x.b); }},
+    {"halves_in_place", [](A x) { LAUNCH(halves_in_place, 1, 64, 0, x.b); }},
+    {"halves_across_blocks", [](A x) { LAUNCH(halves_across_blocks, 20, 64, 0, x.b); }},
+    {"producer_below", [](A x) { LAUNCH(producer_below, 1, 32, 0, x.a, x.b); }},
+    {"last_block", [](A x) { LAUNCH(last_block, 4, 32, 0, x.a, x.b); }},
+    {"two_buffers", [](A x) { LAUNCH(two_buffers, 1, 64, 0, x.a, x.b); }},
+    {"long_and_uneven", [](A x) { LAUNCH(long_and_uneven, 1, 32, 0, x.a, x.b, x.n); }},
     {"empty_launch", [](A x) { LAUNCH(copy4, 0, 32, 0, x.a, x.b); }},
     {"too_many_threads", [](A x) { LAUNCH(copy4, 1, 1025, 0, x.a, x.b); }},
     {"too_many_blocks", [](A x) { LAUNCH(copy4, dim3(1, 65536), 32, 0, x.a, x.b); }},

@@ -19,6 +19,7 @@ static const struct {
 } heads[] = {{1, 1, 1}, {2, 2, 2}, {1, 4, 2}, {2, 3, 1}};
 static const int dims[] = {8, 40, 64, 128, 256};
 enum { LENGTHS = sizeof lengths / sizeof *lengths, HEADS = 4, DIMS = 5, MASKS = 2, FACTORS = 5 };
+enum { SEED = 42 };
 static const int levels[FACTORS] = {LENGTHS, DATA_FAMILIES, HEADS, DIMS, MASKS};
 
 // A case is one level of each factor: length, family, heads, d, causal.
@@ -88,15 +89,21 @@ static const char *shape_text(const struct attn_problem *p) {
     return text;
 }
 
-// Runs one kernel and returns the result; `in` keeps the input.
-static struct result run_case(const struct attn_kernel *k, const struct attn_problem *p, enum data_family family,
-                              struct prepared *in) {
+// All passes that the kernel has, the backward once after its own forward and once alone.
+static void expect_right(const struct attn_kernel *k, const struct attn_problem *p, const struct source *source) {
     char why[300];
-    struct result r;
-    struct source source = {NULL, family, 42};
-    cr_assert_eq(prepare(p, &source, in, why, sizeof why), RAN_RIGHT, "%s", why);
-    run_kernel(k, in, ATTN_FORWARD, 1, NULL, &r);
-    return r;
+    struct prepared in;
+    const unsigned both = ATTN_FORWARD | ATTN_BACKWARD;
+    const unsigned passes[] = {k->passes & both, ATTN_BACKWARD};
+    cr_assert_eq(prepare(p, k->passes & both, source, &in, why, sizeof why), RAN_RIGHT, "%s", why);
+    for (int i = 0; i < (k->passes & ATTN_BACKWARD ? 2 : 1); i++) {
+        struct result r[2];
+        int results = run_kernel(k, &in, passes[i], 1, NULL, r);
+        for (int n = 0; n < results; n++)
+            cr_expect(r[n].outcome == RAN_RIGHT || r[n].outcome == NOT_SUPPORTED, "--kernel %s %s --data %s --seed %d, pass %u of %u: %s",
+                      k->name, shape_text(p), in.name, SEED, r[n].pass, passes[i], r[n].why);
+    }
+    prepared_free(&in);
 }
 
 static void test_kernel(const struct attn_kernel *k, enum attn_dtype dtype) {
@@ -104,11 +111,7 @@ static void test_kernel(const struct attn_kernel *k, enum attn_dtype dtype) {
         int level[FACTORS];
         (full() ? cross_product_case : pairwise_case)(n, level);
         struct attn_problem p = problem_of(level, dtype);
-        struct prepared in;
-        struct result r = run_case(k, &p, (enum data_family)level[1], &in);
-        cr_expect(r.outcome == RAN_RIGHT || r.outcome == NOT_SUPPORTED, "--kernel %s %s --data %s --seed 42: %s", k->name,
-                  shape_text(&p), data_family_name((enum data_family)level[1]), r.why);
-        prepared_free(&in);
+        expect_right(k, &p, &(struct source){NULL, (enum data_family)level[1], SEED});
     }
 }
 
@@ -121,13 +124,14 @@ Test(kernels, all_are_right_on_every_shape_and_input) {
 
 Test(kernels, all_are_right_on_real_input) {
     for (int i = 0; i < attn_kernel_count(); i++) {
+        const struct attn_kernel *k = attn_kernel_at(i);
         struct attn_problem p = {.smem = 227 << 10, .sm = 90, .sm_count = 132};
         char why[300];
         struct prepared in;
-        cr_assert_eq(prepare(&p, &(struct source){.load = "tests/minilm"}, &in, why, sizeof why), RAN_RIGHT, "%s", why);
-        struct result r;
-        run_pass(attn_kernel_at(i), &in, ATTN_FORWARD, 1, NULL, &r);
-        cr_expect_eq(r.outcome, RAN_RIGHT, "%s: %s", attn_kernel_at(i)->name, r.why);
+        struct result r[2];
+        cr_assert_eq(prepare(&p, ATTN_FORWARD, &(struct source){.load = "tests/minilm"}, &in, why, sizeof why), RAN_RIGHT, "%s", why);
+        run_kernel(k, &in, ATTN_FORWARD, 1, NULL, r);
+        cr_expect_eq(r[0].outcome, RAN_RIGHT, "%s: %s", k->name, r[0].why);
         prepared_free(&in);
     }
 }
@@ -141,11 +145,11 @@ static struct result run_fault(enum fault fault, enum data_family family, int re
                              .causal = true, .scale = 0.25f, .smem = 227 << 10, .sm = 90, .sm_count = 132};
     char why[300];
     struct prepared in;
-    struct result r;
-    cr_assert_eq(prepare(&p, &(struct source){NULL, family, 7}, &in, why, sizeof why), RAN_RIGHT, "%s", why);
-    run_pass(wrong_attention(fault), &in, ATTN_FORWARD, repeat, NULL, &r);
+    struct result r[2];
+    cr_assert_eq(prepare(&p, ATTN_FORWARD, &(struct source){NULL, family, 7}, &in, why, sizeof why), RAN_RIGHT, "%s", why);
+    run_kernel(wrong_attention(fault), &in, ATTN_FORWARD, repeat, NULL, r);
     prepared_free(&in);
-    return r;
+    return r[0];
 }
 
 Test(checks, pass_a_right_kernel) {

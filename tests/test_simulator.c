@@ -307,6 +307,38 @@ Test(simulator, static_shared_out_of_bounds) {
     expect_fault("static_past_the_end", -100000, "out of bounds: load of 4 bytes of shared memory", "thread (0,0,0)");
 }
 
+Test(simulator, memory_of_the_host) {
+    expect_fault("host_pointer", 0, "host memory: store of 4 bytes", "thread (0,0,0)");
+}
+Test(simulator, division_by_zero) { expect_fault("divide_by_zero", 0, "division by zero", "thread (3,0,0)"); }
+Test(simulator, an_array_is_called_by_its_own_name) {
+    expect_fault("own_name", 0, "128 bytes after the start of tile, which has 128", "thread (31,0,0)");
+}
+Test(simulator, a_reset_must_come_before_the_atomics) {
+    expect_fault("reset_races_with_atomic", 0, "race in shared memory on sum + 0", "thread (1,0,0)");
+}
+
+Test(simulator, nobody_is_accused_wrongly) {
+    static const char *const innocent[] = {"update_in_place", "running_value", "halves_in_place", "halves_across_blocks",
+                                           "producer_below", "last_block", "two_buffers", "exchange", "half_warps"};
+    for (int round = 0; round < 20; round++)    // blocks meet in other orders each time
+        for (unsigned i = 0; i < sizeof innocent / sizeof *innocent; i++) {
+            memset(b, 0, WORDS * sizeof *b);
+            sim_set_written(b, false);
+            sim_reset(&(struct sim_options){0});
+            run_well(innocent[i], 0);
+            cr_expect_str_empty(sim_warning(), "%s", sim_warning());
+        }
+}
+
+Test(simulator, long_stretches_without_a_meeting_are_counted_exactly) {
+    run_well("long_and_uneven", 30000);
+    // Each turn: all lanes load row 0 (4 sectors); a third of them row 1 and row 2, every third lane: 4 each.
+    const struct sim_buffer_counts *c = of("a");
+    cr_expect_eq(c->bytes[SIM_LOAD], 30000ull * 128 + 2 * 4 * 320000ull);
+    cr_expect_eq(c->sectors[SIM_LOAD], 30000ull * (4 + 4 + 4));
+}
+
 static void expect_refusal(const char *kernel, const char *words) {
     run(kernel, 0);
     cr_expect(strstr(sim_error(), "cannot launch at tests/sim_kernels.cu:"), "'%s'", sim_error());

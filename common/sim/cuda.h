@@ -22,7 +22,10 @@
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
-#define __shared__ thread_local    // a block runs on one OS thread, so thread_local is per block
+// A block runs on one OS thread, so thread_local is per block. Declare __shared__ arrays in the kernel
+// itself, not in functions it calls: they are found by the kernel's name (symbols.c).
+#define __shared__ thread_local
+#define __constant__ static
 #define SIM_INLINE inline __attribute__((always_inline))
 
 extern "C" {
@@ -53,6 +56,7 @@ void sim_launch_kernel(const char *name, void (*kernel)(Parameters...), dim3 gri
                          (const void *)kernel,
                          [](void *c) { (*static_cast<decltype(call) *>(c))(); },
                          &call,
+                         sizeof call,
                          {grid.x, grid.y, grid.z},
                          {block.x, block.y, block.z},
                          smem_bytes,
@@ -208,12 +212,25 @@ struct __half {
 struct __nv_bfloat16 {
     uint16_t bits;
 };
-struct __align__(4) __half2 {
-    __half x, y;
-};
-struct __align__(4) __nv_bfloat162 {
-    __nv_bfloat16 x, y;
-};
+#define SIM_PAIR(name, T)                     \
+    struct __align__(4) name {                \
+        union {                               \
+            uint32_t raw;                     \
+            struct {                          \
+                T x, y;                       \
+            };                                \
+        };                                    \
+        name() = default;                     \
+        SIM_INLINE name(const name &o) : raw(o.raw) {} \
+        SIM_INLINE name(T a, T b) : x(a), y(b) {}      \
+        SIM_INLINE name &operator=(const name &o) {    \
+            raw = o.raw;                      \
+            return *this;                     \
+        }                                     \
+    };
+SIM_PAIR(__half2, __half)
+SIM_PAIR(__nv_bfloat162, __nv_bfloat16)
+#undef SIM_PAIR
 using half = __half;
 using half2 = __half2;
 using nv_bfloat16 = __nv_bfloat16;
@@ -222,13 +239,13 @@ using nv_bfloat162 = __nv_bfloat162;
 SIM_INLINE __half __float2half(float f) { return {fp16_from_float(f)}; }
 SIM_INLINE __half __float2half_rn(float f) { return {fp16_from_float(f)}; }
 SIM_INLINE float __half2float(__half h) { return fp16_to_float(h.bits); }
-SIM_INLINE __half2 __floats2half2_rn(float x, float y) { return {__float2half(x), __float2half(y)}; }
+SIM_INLINE __half2 __floats2half2_rn(float x, float y) { return __half2(__float2half(x), __float2half(y)); }
 SIM_INLINE float2 __half22float2(__half2 h) { return make_float2(__half2float(h.x), __half2float(h.y)); }
 SIM_INLINE __nv_bfloat16 __float2bfloat16(float f) { return {bf16_from_float(f)}; }
 SIM_INLINE __nv_bfloat16 __float2bfloat16_rn(float f) { return {bf16_from_float(f)}; }
 SIM_INLINE float __bfloat162float(__nv_bfloat16 b) { return bf16_to_float(b.bits); }
 SIM_INLINE __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
-    return {__float2bfloat16(x), __float2bfloat16(y)};
+    return __nv_bfloat162(__float2bfloat16(x), __float2bfloat16(y));
 }
 SIM_INLINE float2 __bfloat1622float2(__nv_bfloat162 b) {
     return make_float2(__bfloat162float(b.x), __bfloat162float(b.y));

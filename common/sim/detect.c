@@ -21,7 +21,7 @@ struct stamp {
     uint32_t pc, block;
     uint32_t thread : 10;        // within the block
     uint32_t bytes : 4;          // which of the word's four, a bit each
-    uint32_t part_syncs : 8;
+    uint32_t part_syncs : 1;     // had there been a __syncwarp() of a part of the warp since the last full one?
     // The cell's own, here so that it takes 32 bytes, half a cache line:
     uint32_t written : 4;        // in `store`, shared memory: which bytes hold a value of this block
     uint32_t atomic : 1;         // in `store`: it was an atomic
@@ -91,17 +91,18 @@ static bool may_have_told(const struct event *now, const struct stamp *before) {
     return now->worker->made_atomic && sim_block_fenced(before->block);
 }
 
+// Have lanes of one warp met in a __syncwarp() between `before` and `now`? Where only parts of the warp have
+// met since its last full meeting, that is taken for granted: this can miss a race, and never invents one.
+static bool warp_has_met(const struct event *now, const struct stamp *before) {
+    return before->clock < now->thread->warp->sync_clock || before->part_syncs || now->stamp.part_syncs;
+}
+
 // Is `before`, an earlier access to this word, certain to be over when `now` happens?
 static bool ordered(const struct event *now, const struct stamp *before) {
-    const struct worker *w = now->worker;
-    const struct thread *t = now->thread;
     if (is_void(now, before)) return true;
     if (before->block != now->stamp.block) return may_have_told(now, before);
-    if (before->thread == t->id || before->clock < w->barrier_clock) return true;
-    if (before->thread / 32 != t->id / 32) return false;
-    // Same warp. Lanes that met in a part of it are taken to be ordered, whichever they were: this
-    // can miss a race, and never invents one.
-    return before->clock < t->warp->sync_clock || before->part_syncs != now->stamp.part_syncs;
+    if (before->thread == now->stamp.thread || before->clock < now->worker->barrier_clock) return true;
+    return before->thread / 32 == now->stamp.thread / 32 && warp_has_met(now, before);
 }
 
 static void describe_word(const struct event *e, char *out, size_t size) {
@@ -112,7 +113,7 @@ static void describe_word(const struct event *e, char *out, size_t size) {
         return;
     }
     const char *name = symbols_shared_name(a - e->worker->shared_base, &start, &bytes);
-    snprintf(out, size, "%s + %zu", name, (size_t)(a - e->worker->shared_base - start));
+    snprintf(out, size, "%s + %zu", name, (size_t)(a - e->worker->shared_base) - start);
 }
 
 static const char *cause(const struct event *e, const struct stamp *other) {
@@ -145,6 +146,14 @@ static _Noreturn void fail_race(const struct event *e, const struct stamp *other
                 there, cause(e, other));
 }
 
+// A suspicion (below) about this word was wrong: another thread has stored to it after all, and in order.
+static void settle_word(const struct event *e) {
+    struct worker *w = e->worker;
+    bool same_word = w->suspicion_address / 4 == e->access->address / 4;
+    bool first_value = e->access->kind == SIM_STORE && w->suspect != e->thread;    // an atomic reads as well
+    if (w->suspicion[0] && same_word && first_value) w->suspicion[0] = 0;
+}
+
 static void check_against_store(const struct event *e, const struct cell *c) {
     bool both_atomic = c->store.atomic && e->access->kind == SIM_ATOMIC;
     if ((c->store.bytes & e->stamp.bytes) && !both_atomic && !ordered(e, &c->store))
@@ -154,38 +163,47 @@ static void check_against_store(const struct event *e, const struct cell *c) {
 // Is every load of this word over when the store `now` happens?
 static bool loads_ordered(const struct event *now, const struct cell *c) {
     const struct stamp *load = &c->load;
-    const struct worker *w = now->worker;
-    if (is_void(now, load) || c->load.readers == ONE_READER) return ordered(now, load);
-    if (c->load.readers == MANY_BLOCKS || load->block != now->stamp.block) return may_have_told(now, load);
-    if (load->clock < w->barrier_clock) return true;
-    if (c->load.readers == ONE_BLOCK || load->thread / 32 != now->thread->id / 32) return false;
-    return load->clock < now->thread->warp->sync_clock || load->part_syncs != now->stamp.part_syncs;
+    if (is_void(now, load) || load->readers == ONE_READER) return ordered(now, load);
+    if (load->readers == MANY_BLOCKS || load->block != now->stamp.block) return may_have_told(now, load);
+    if (load->clock < now->worker->barrier_clock) return true;
+    return load->readers == ONE_WARP && load->thread / 32 == now->stamp.thread / 32 && warp_has_met(now, load);
 }
 
-// How far the readers spread, now that `now` is one of them.
+// How far the readers spread, now that `now` is one of them. `last` no longer matters when it is certain to
+// be over for the whole block, or for the warp that alone has read; nor when it read other bytes of the
+// word: there is room for one half's history only.
 static enum readers readers_with(const struct event *now, const struct stamp *last) {
-    if (is_void(now, last)) return ONE_READER;
+    if (is_void(now, last) || !(last->bytes & now->stamp.bytes)) return ONE_READER;
     if (last->block != now->stamp.block || last->readers == MANY_BLOCKS) return MANY_BLOCKS;
     if (last->clock < now->worker->barrier_clock) return ONE_READER;
     if (last->readers == ONE_BLOCK || last->thread / 32 != now->stamp.thread / 32) return ONE_BLOCK;
+    if (warp_has_met(now, last)) return ONE_READER;
     return last->thread == now->stamp.thread ? (enum readers)last->readers : ONE_WARP;
 }
 
 static void check_load(const struct event *e, struct cell *c) {
     check_against_store(e, c);
     enum readers readers = readers_with(e, &c->load);
+    unsigned others = readers == ONE_READER ? 0 : c->load.bytes;
     c->load = e->stamp;
     c->load.readers = readers & 3;
+    c->load.bytes |= others & 0xf;
 }
 
 static void check_store(const struct event *e, struct cell *c) {
     check_against_store(e, c);
-    bool both_atomic = c->store.atomic && e->access->kind == SIM_ATOMIC;
+    bool atomic = e->access->kind == SIM_ATOMIC, old = is_void(e, &c->store);
+    bool both_atomic = c->store.atomic && atomic;
     if ((c->load.bytes & e->stamp.bytes) && !both_atomic && !loads_ordered(e, c)) fail_race(e, &c->load, SIM_LOAD);
-    unsigned written = is_void(e, &c->store) ? 0 : c->store.written;
+    // A thread's plain store and then its own atomic: the store is what others must not race with.
+    bool stricter = !old && !c->store.atomic && atomic && c->store.thread == e->stamp.thread &&
+                    c->store.block == e->stamp.block && c->store.clock >= e->worker->barrier_clock;
+    if (stricter) return;
+    unsigned written = old ? 0 : c->store.written;
     c->store = e->stamp;
-    c->store.atomic = e->access->kind == SIM_ATOMIC;
+    c->store.atomic = atomic;
     c->store.written = (written | e->stamp.bytes) & 0xf;
+    settle_word(e);
 }
 
 // ---- reads of what nobody wrote ------------------------------------------------------------------
@@ -204,6 +222,8 @@ static void check_written(const struct event *e, const struct cell *c, size_t wo
              memory_verb(e->access->kind), name, e->buffer ? "global" : "shared", symbols_place(e->access->pc));
     sim_blame(e->thread, what, w->suspicion, sizeof w->suspicion);
     w->suspicion_is_global = e->buffer != NULL;
+    w->suspicion_address = e->access->address;
+    w->suspect = e->thread;
 }
 
 void detect_settle(struct worker *w) {
@@ -261,7 +281,7 @@ void detect_request(struct worker *w, const struct request *r) {
         if (same_as_two_before(r, i)) continue;
         e.thread = r->warp->lane[r->number[i]];
         e.stamp.thread = (unsigned)e.thread->id & 1023;
-        e.stamp.part_syncs = a->part_syncs;
+        e.stamp.part_syncs = a->part_syncs & 1;
         struct buffer *b = a->space == GLOBAL ? &sim_buffer[sim_buffer_at(a->address)] : NULL;
         e.buffer = b;
         if (!b) check_access(&e, w->shared_cell, a->address - w->shared_base);

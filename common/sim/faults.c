@@ -1,4 +1,4 @@
-// faults.c - a wild pointer stops the kernel, not the program.
+// faults.c - a wild pointer, or a division by zero, stops the kernel and not the program.
 //
 // An address outside HBM and shared memory belongs to nobody the simulator knows of, and mostly to
 // nobody at all: then the processor faults, and the operating system sends SIGSEGV to the thread
@@ -25,6 +25,9 @@ static void handle(int signal_number, siginfo_t *info, void *context) {
     }
     uintptr_t at = (uintptr_t)((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
     const char *place = symbols_place(symbols_pc((void *)(at + 1)));
+    if (signal_number == SIGFPE) sim_fail("division by zero at %s", place);
+    if (signal_number == SIGILL) sim_fail("trap at %s", place);
+    if (info->si_code == SI_KERNEL) sim_fail("wild pointer: an address that no machine has, at %s", place);
     if (is_stack_overflow(w->self, address))
         sim_fail("stack overflow at %s: the local variables of a thread take more than 256 KB", place);
     sim_fail("wild pointer: access to address 0x%zx, where no buffer is, at %s", (size_t)address, place);
@@ -36,6 +39,6 @@ void faults_catch(void) {
     // SA_NODEFER: the handler does not return but switches to another fiber, so the signal must not
     // stay blocked.
     struct sigaction action = {.sa_sigaction = handle, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
-    sigaction(SIGSEGV, &action, NULL);
-    sigaction(SIGBUS, &action, NULL);
+    static const int signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+    for (int i = 0; i < 4; i++) sigaction(signals[i], &action, NULL);
 }

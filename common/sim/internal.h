@@ -16,9 +16,9 @@ struct access {
     uint8_t size;                // bytes, at most 16
     uint8_t kind;                // enum sim_kind
     uint8_t space;               // enum space
-    uint8_t part_syncs;          // of the lane, when it made the access
+    uint8_t part_syncs;          // the lane's, when it made the access
 };
-enum { END_OF_LOG = UINT32_MAX };
+enum { END_OF_LOG = UINT32_MAX, LOG_ENTRIES = 2048 };
 
 // ---- CUDA threads, warps, blocks --------------------------------------------------------------
 
@@ -33,10 +33,11 @@ struct thread {
     struct thread *next;         // in the queue it stands in
     void *argument;              // brought to a warp collective
 
-    struct access *log;          // since the warp last came to rest
+    struct access *log;          // LOG_ENTRIES of them, and one place for the meter's end mark
     struct access *log_next, *log_end;
+    bool log_full;               // it waits for room
     uint32_t last_block;         // pc of the basic block it entered last
-    uint8_t part_syncs;          // __syncwarp() calls with a part of the warp, modulo 256
+    uint8_t part_syncs;          // 1: it met a part of its warp in __syncwarp() since the whole last met
 };
 
 struct queue {
@@ -62,7 +63,7 @@ struct warp {
     struct thread *lane[32];
     int size, running;           // running: neither waiting nor exited
     uint32_t sync_clock;         // of the last __syncwarp() of all lanes
-    struct meeting meeting[32];  // disjoint masks, so never more than 32 at a time
+    struct meeting meeting[32];  // a lane waits in one at most, so there are never more
     int loops;
     struct loop loop[MAX_LOOPS]; // the innermost last
 };
@@ -106,6 +107,8 @@ struct worker {
     struct cell *shared_cell;    // one for each 4 bytes of the TLS segment
     char suspicion[600];         // a read of what nobody has written yet: an error, unless it was a race
     bool suspicion_is_global;
+    uintptr_t suspicion_address;
+    const struct thread *suspect;
     int threads, warps, live;
     struct thread *thread;
     struct warp *warp;
@@ -134,6 +137,8 @@ void sim_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 // ---- scheduler.c --------------------------------------------------------------------------------
 
 void scheduler_run_block(struct worker *, uint64_t number);
+// The running thread's log is full: returns when there is room again.
+void scheduler_catch_up(struct worker *);
 
 // ---- memory.c ----------------------------------------------------------------------------------
 
@@ -167,7 +172,8 @@ struct request {
     int lanes;
 };
 
-void meter_warp(struct worker *, struct warp *);   // puts the lanes' logs together and counts
+// Puts the lanes' logs together and counts, as far as it is known what each lane does next.
+void meter_warp(struct worker *, struct warp *);
 
 // ---- detect.c -----------------------------------------------------------------------------------
 
@@ -197,8 +203,11 @@ size_t symbols_static_smem(const void *kernel);
 // A map of the TLS segment: 1 for each byte of the kernel's __shared__ arrays and of the first
 // `dynamic` bytes of smem. Valid until the next call.
 const uint8_t *symbols_shared_map(const void *kernel, size_t dynamic);
-// Name of the __shared__ array at this offset of the TLS segment, or "".
+// Which of the running kernel's __shared__ arrays is at or before this offset of the TLS segment; "": it
+// has none.
 const char *symbols_shared_name(size_t offset, size_t *start, size_t *size);
+// Code and constants of the executable: a kernel may read them.
+bool symbols_is_constant(uintptr_t address);
 // This OS thread's copy of the TLS segment, and its stack.
 void symbols_own_segments(struct worker *);
 

@@ -112,6 +112,12 @@ static void free_threads(struct worker *w) {
     w->threads = w->warps = 0;
 }
 
+static bool make_thread(struct thread *t, int number) {
+    t->log = malloc((LOG_ENTRIES + 1) * sizeof *t->log);
+    t->log_end = t->log + LOG_ENTRIES;
+    return fiber_create(&t->fiber, STACK_BYTES, number) && t->log;
+}
+
 // Fibers are kept from launch to launch, since mapping a stack costs far more than using it.
 static bool make_threads(struct worker *w, struct sim_dim3 block) {
     int n = (int)(block.x * block.y * block.z);
@@ -121,7 +127,7 @@ static bool make_threads(struct worker *w, struct sim_dim3 block) {
         w->warps = (n + 31) / 32;
         w->warp = calloc((size_t)w->warps, sizeof *w->warp);
         for (; w->threads < n; w->threads++)
-            if (!fiber_create(&w->thread[w->threads].fiber, STACK_BYTES, w->threads)) return false;
+            if (!make_thread(&w->thread[w->threads], w->threads)) return false;
     }
     for (int i = 0; i < w->warps; i++) w->warp[i].size = 0;
     for (int i = 0; i < n; i++) {

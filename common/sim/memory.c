@@ -16,11 +16,12 @@
 
 // HBM is handed out in granules of 64 KB, with at least one unused granule after every buffer, so
 // that running off the end of one does not land in the next.
-#define HBM_BYTES ((size_t)1 << 38)    // of addresses; pages are real only once touched
+#define HBM_MOST ((size_t)1 << 38)    // of addresses; pages are real only once touched
 enum { GRANULE = 64 << 10, NULL_PAGE = 64 << 10 };
 
 static uintptr_t hbm;                                // where the range starts; 0: not mapped yet
-static uint8_t granule_owner[HBM_BYTES / GRANULE];   // number of the buffer, 0 for none
+static size_t hbm_bytes;
+static uint8_t granule_owner[HBM_MOST / GRANULE];    // number of the buffer, 0 for none
 struct buffer sim_buffer[SIM_MAX_BUFFERS];
 int sim_buffers = 1;
 
@@ -28,18 +29,20 @@ int sim_buffers = 1;
 
 static uint8_t *owner_of(uintptr_t address) { return &granule_owner[(address - hbm) / GRANULE]; }
 
+// Addresses cost nothing, but a limit on them may be set (ulimit -v): then take what there is.
 static bool map_hbm(void) {
-    if (hbm) return true;
-    void *p = mmap(NULL, HBM_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                   -1, 0);
-    if (p == MAP_FAILED) return false;
-    hbm = (uintptr_t)p;
-    return true;
+    for (size_t bytes = HBM_MOST; !hbm && bytes >= GRANULE; bytes /= 2) {
+        void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED) continue;
+        hbm = (uintptr_t)p;
+        hbm_bytes = bytes;
+    }
+    return hbm != 0;
 }
 
 // First gap that is large enough. There are few buffers, so looking at each granule is fine.
 static uintptr_t find_gap(size_t granules) {
-    size_t all = HBM_BYTES / GRANULE, run = 0;
+    size_t all = hbm_bytes / GRANULE, run = 0;
     for (size_t g = 1; g < all; g++) {
         run = granule_owner[g] ? 0 : run + 1;
         if (run == granules + 2) return hbm + (g - granules) * GRANULE;
@@ -115,7 +118,7 @@ void sim_free(void *p) {
     *b = (struct buffer){0};
 }
 
-int sim_buffer_at(uintptr_t address) { return hbm && address - hbm < HBM_BYTES ? *owner_of(address) : 0; }
+int sim_buffer_at(uintptr_t address) { return hbm && address - hbm < hbm_bytes ? *owner_of(address) : 0; }
 
 void memory_launch_begin(void) {
     for (int b = 1; b < sim_buffers; b++)
@@ -158,20 +161,37 @@ static _Noreturn void fail_global(uintptr_t a, unsigned size, int kind, uint32_t
              size, (size_t)(a - b->start), b->name, b->size, symbols_place(pc));
 }
 
-static _Noreturn void fail_shared(struct worker *w, uintptr_t a, unsigned size, int kind, uint32_t pc) {
-    size_t start, bytes;
-    const char *name = symbols_shared_name(a - w->shared_base, &start, &bytes);
-    if (a - w->shared_base >= w->shared_bytes || !name[0])
-        sim_fail("out of bounds: %s of %u bytes of shared memory that this kernel does not have, at %s",
-                 memory_verb(kind), size, symbols_place(pc));
-    sim_fail("out of bounds: %s of %u bytes of shared memory, %zu bytes after the start of %s, at %s "
-             "(the launch gave it less, or it belongs to another kernel)",
-             memory_verb(kind), size, (size_t)(a - w->shared_base - start), name, symbols_place(pc));
+static bool is_mapped(uintptr_t a) {
+    unsigned char in_core;
+    return mincore((void *)(a / 4096 * 4096), 1, &in_core) == 0;
 }
 
-static _Noreturn void fail_null(uintptr_t a, unsigned size, int kind, uint32_t pc) {
-    sim_fail("null pointer: %s of %u bytes at address %zu, at %s", memory_verb(kind), size, (size_t)a, symbols_place(pc));
+static _Noreturn void fail_shared(struct worker *w, uintptr_t a, unsigned size, int kind, uint32_t pc) {
+    size_t start, bytes, offset = a - w->shared_base;
+    const char *name = symbols_shared_name(offset, &start, &bytes);
+    if (!name[0])
+        sim_fail("out of bounds: %s of %u bytes of shared memory, and this kernel has none, at %s (a __shared__ array "
+                 "must be declared in the kernel itself)",
+                 memory_verb(kind), size, symbols_place(pc));
+    bool before = (intptr_t)offset < (intptr_t)start;
+    sim_fail("out of bounds: %s of %u bytes of shared memory, %zu bytes %s the start of %s, which has %zu, at %s",
+             memory_verb(kind), size, before ? start - offset : offset - start, before ? "before" : "after", name, bytes,
+             symbols_place(pc));
 }
+
+// What is neither HBM nor shared memory should be the thread's own stack, a constant of the program, or
+// the kernel's arguments. Anything else is the host's, and no GPU could reach it.
+static void check_private(struct worker *w, uintptr_t a, unsigned size, int kind, uint32_t pc) {
+    const struct fiber *f = &w->self->fiber;
+    if (a - (uintptr_t)f->stack < f->mapped) return;
+    if (a - (uintptr_t)sim_now->arguments < sim_now->argument_bytes || (kind == SIM_LOAD && symbols_is_constant(a))) return;
+    if (a < NULL_PAGE)
+        sim_fail("null pointer: %s of %u bytes at address %zu, at %s", memory_verb(kind), size, (size_t)a, symbols_place(pc));
+    if (a - w->stack_base < w->stack_bytes) fail_shared(w, a, size, kind, pc);
+    if (is_mapped(a))
+        sim_fail("host memory: %s of %u bytes at %s; a kernel can only reach buffers of the device, and its own arguments",
+                 memory_verb(kind), size, symbols_place(pc));
+}    // not mapped: the access itself will fault, see faults.c
 
 static _Noreturn void fail_misaligned(uintptr_t a, unsigned size, int kind, uint32_t pc) {
     sim_fail("misaligned: %s of %u bytes at an address that is %u modulo %u, at %s", memory_verb(kind), size,
@@ -182,18 +202,13 @@ static _Noreturn void fail_misaligned(uintptr_t a, unsigned size, int kind, uint
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-// The meter wants one place more than there are entries, for its end mark.
-static __attribute__((noinline)) void grow_log(struct thread *t, struct access last) {
-    size_t used = (size_t)(t->log_next - t->log), room = used ? 2 * used : 256;
-    t->log = realloc(t->log, (room + 1) * sizeof *t->log);
-    if (!t->log) sim_fail("no memory left to note accesses; use --fast");
-    t->log_next = t->log + used;
-    t->log_end = t->log + room;
-    *t->log_next++ = last;
+static __attribute__((noinline)) void log_to_full(struct access a) {
+    scheduler_catch_up(sim_worker);
+    *sim_worker->self->log_next++ = a;
 }
 
 ALWAYS_INLINE void log_access(struct thread *t, struct access a) {
-    if (t->log_next == t->log_end) grow_log(t, a);
+    if (t->log_next == t->log_end) log_to_full(a);
     else *t->log_next++ = a;
 }
 
@@ -203,7 +218,7 @@ ALWAYS_INLINE void see(uintptr_t a, unsigned size, int kind, const void *return_
     if (!w) return;    // the host's code in a .cu file
     uint32_t pc = symbols_pc(return_address);
     enum space space;
-    if (a - hbm < HBM_BYTES) {
+    if (a - hbm < hbm_bytes) {
         int b = *owner_of(a);
         if (a + size - sim_buffer[b].start > sim_buffer[b].size) fail_global(a, size, kind, pc);
         w->tally.buffer[b].bytes[kind] += size;
@@ -214,8 +229,7 @@ ALWAYS_INLINE void see(uintptr_t a, unsigned size, int kind, const void *return_
         w->tally.shared_bytes[kind] += size;
         space = SHARED;
     } else {
-        if (a < NULL_PAGE) fail_null(a, size, kind, pc);
-        if (a - w->stack_base < w->stack_bytes) fail_shared(w, a, size, kind, pc);
+        check_private(w, a, size, kind, pc);
         return;
     }
     if (a & (size - 1)) fail_misaligned(a, size, kind, pc);

@@ -115,22 +115,41 @@ static void take_request(struct heads *h, uint32_t pc, struct request *r) {
         }
 }
 
-void meter_warp(struct worker *w, struct warp *warp) {
+static struct heads start(struct warp *warp) {
     struct heads h = {.lanes = warp->size};
     for (int i = 0; i < warp->size; i++) {
         struct thread *t = warp->lane[i];
-        if (t->log_next == t->log) {
-            static const struct access nothing = {.pc = END_OF_LOG};
-            h.next[i] = &nothing;
-            continue;
-        }
         t->log_next->pc = END_OF_LOG;
         h.next[i] = t->log;
-        t->log_next = t->log;
     }
+    return h;
+}
+
+// Is a log used up whose lane has more to come? Then nobody knows which of the next accesses is first.
+static bool must_stop(const struct heads *h, const struct warp *warp) {
+    for (int i = 0; i < h->lanes; i++)
+        if (warp->lane[i]->log_full && h->next[i] == warp->lane[i]->log_next) return true;
+    return false;
+}
+
+static void keep_rest(const struct heads *h, struct warp *warp) {
+    for (int i = 0; i < h->lanes; i++) {
+        struct thread *t = warp->lane[i];
+        size_t left = (size_t)(t->log_next - h->next[i]);
+        memmove(t->log, h->next[i], left * sizeof *t->log);
+        t->log_next = t->log + left;
+    }
+}
+
+void meter_warp(struct worker *w, struct warp *warp) {
+    struct heads h = start(warp);
     struct request r = {.warp = warp};
+    bool some_full = false;
+    for (int i = 0; i < warp->size; i++) some_full |= warp->lane[i]->log_full;
     for (uint32_t pc; (pc = smallest_pc(&h)) != END_OF_LOG;) {
+        if (some_full && must_stop(&h, warp)) break;
         take_request(&h, pc, &r);
         count_request(w, warp, &r);
     }
+    keep_rest(&h, warp);
 }

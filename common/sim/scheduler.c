@@ -79,7 +79,8 @@ static _Noreturn void fail_deadlock(struct worker *w) {
     struct meeting *m = unfinished_meeting(w);
     if (b->arrived)
         sim_fail("divergent barrier: not all %d threads of the block reach %s at %s:%d (%s); a barrier "
-                 "must not stand in a branch or behind a return that only some threads take",
+                 "must not stand in a branch or behind a return that only some threads take (newer GPUs "
+                 "excuse threads that have exited; do not rely on it)",
                  w->threads, b->what, b->where.file, b->where.line, who);
     if (m)
         sim_fail("lanes missing: %s at %s:%d waits for lanes 0x%08x of mask 0x%08x (%s); every lane in "
@@ -97,10 +98,25 @@ static void run_others(struct worker *w) {
     fiber_switch_to(&me->fiber, &next->fiber);
 }
 
-// One lane comes to rest. When it was the last of its warp, the warp's accesses are complete up
-// to a common point and can be put together.
+// One lane comes to rest. When it was the last of its warp, the warp's accesses are complete up to a common
+// point and can be put together; lanes that waited for room in their logs go on.
 static void come_to_rest(struct worker *w, struct thread *t) {
-    if (--t->warp->running == 0) meter_warp(w, t->warp);
+    struct warp *warp = t->warp;
+    if (--warp->running) return;
+    meter_warp(w, warp);
+    for (int i = 0; i < warp->size; i++) {
+        struct thread *lane = warp->lane[i];
+        if (!lane->log_full || lane->log_next == lane->log_end) continue;
+        lane->log_full = false;
+        make_ready(lane);
+    }
+}
+
+void scheduler_catch_up(struct worker *w) {
+    struct thread *me = w->self;
+    me->log_full = true;
+    come_to_rest(w, me);
+    run_others(w);
 }
 
 static void wait_for(struct worker *w, const char *what, struct sim_place where) {
@@ -135,6 +151,7 @@ int sim_block_barrier(int predicate, const char *what, struct sim_place where) {
     b->arrived = b->votes = 0;
     detect_settle(w);
     w->barrier_clock = ++w->clock;
+    for (int i = 0; i < w->threads; i++) w->thread[i].part_syncs = 0;
     for (struct thread *t; (t = pop(&b->waiting));) make_ready(t);
     return b->result;
 }
@@ -144,21 +161,18 @@ static struct meeting *find_meeting(struct warp *warp, uint32_t mask) {
     for (int i = 0; i < 32; i++) {
         struct meeting *m = &warp->meeting[i];
         if (m->arrived && m->mask == mask) return m;
-        if (m->arrived && (m->mask & mask))
-            sim_fail("lanes of one warp disagree on the mask: 0x%08x in %s at %s:%d, 0x%08x here", m->mask,
-                     m->what, m->where.file, m->where.line, mask);
         if (!m->arrived && !free) free = m;
     }
     return free;
 }
 
 // __syncwarp() orders the memory accesses of its lanes; the other collectives do not. Where only a
-// part of the warp meets, the lanes remember how many such meetings they had (detect.c).
+// part of the warp meets, the lanes remember that there was such a meeting (detect.c).
 static void order_accesses(struct worker *w, struct warp *warp, uint32_t mask) {
     bool whole = mask == (warp->size < 32 ? (1u << warp->size) - 1 : ~0u);
     if (whole) warp->sync_clock = ++w->clock;
     for (int i = 0; i < warp->size; i++)
-        if (!whole && (mask >> i & 1)) warp->lane[i]->part_syncs++;
+        if (mask >> i & 1) warp->lane[i]->part_syncs = !whole;
 }
 
 // The operation is compiled with the kernel's hooks; what it does is the hardware's work, not this
@@ -236,6 +250,7 @@ void scheduler_run_block(struct worker *w, uint64_t number) {
         fiber_start(&t->fiber, thread_main);
         t->exited = false;
         t->log_next = t->log;
+        t->log_full = false;
         t->last_block = 0;
         t->part_syncs = 0;
         make_ready(t);

@@ -58,6 +58,7 @@ struct sim_launch {
     const void *function;        // its address: the key for its attributes and its static memory
     void (*body)(void *);        // calls the kernel with the arguments in `arguments`
     void *arguments;
+    size_t argument_bytes;
     struct sim_dim3 grid, block;
     size_t dynamic_smem;         // bytes
     struct sim_place place;

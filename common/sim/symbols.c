@@ -25,7 +25,7 @@ static struct {
     const char *names;
 } table;                         // of /proc/self/exe; empty when it was stripped
 uintptr_t sim_load_address;
-static size_t tls_bytes;
+static size_t tls_bytes, constants_end;
 
 // ---- reading the executable --------------------------------------------------------------------
 
@@ -43,10 +43,15 @@ static void find_symbol_table(const char *file) {
 static int find_program(struct dl_phdr_info *info, size_t size, void *unused) {
     (void)size, (void)unused;
     sim_load_address = info->dlpi_addr;
-    for (int i = 0; i < info->dlpi_phnum; i++)
-        if (info->dlpi_phdr[i].p_type == PT_TLS) tls_bytes = info->dlpi_phdr[i].p_memsz;
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const Elf64_Phdr *segment = &info->dlpi_phdr[i];
+        if (segment->p_type == PT_TLS) tls_bytes = segment->p_memsz;
+        if (segment->p_type == PT_LOAD && !(segment->p_flags & PF_W)) constants_end = segment->p_vaddr + segment->p_memsz;
+    }
     return 1;    // the executable comes first; stop there
 }
+
+bool symbols_is_constant(uintptr_t address) { return address - sim_load_address < constants_end; }
 
 // Before main(), so that symbols_pc() can be a subtraction.
 __attribute__((constructor)) static void read_executable(void) {
@@ -138,14 +143,18 @@ static const char *array_name(const char *mangled) {
     return mangled;
 }
 
+// The kernel's own array (or smem) that begins last before `offset`; past the end of all, the nearest.
 const char *symbols_shared_name(size_t offset, size_t *start, size_t *size) {
-    const Elf64_Sym *best = NULL;
-    for (const Elf64_Sym *s = table.first; s < table.end; s++)
-        if (ELF64_ST_TYPE(s->st_info) == STT_TLS && s->st_value <= offset && s->st_size &&
-            (!best || s->st_value > best->st_value))
-            best = s;
+    const char *kernel = function_name(sim_now->function);
+    const Elf64_Sym *best = NULL, *dynamic = find_smem();
+    for (const Elf64_Sym *s = table.first; s < table.end; s++) {
+        bool own = (s == dynamic && sim_now->dynamic_smem) || declared_in(s, kernel);
+        bool better = best && (s->st_value <= offset ? best->st_value > offset || s->st_value > best->st_value
+                                                     : s->st_value < best->st_value && best->st_value > offset);
+        if (own && (!best || better)) best = s;
+    }
     *start = best ? best->st_value : 0;
-    *size = best ? best->st_size : 0;
+    *size = !best ? 0 : best == dynamic ? sim_now->dynamic_smem : best->st_size;
     return best ? array_name(name_of(best)) : "";
 }
 
