@@ -20,4 +20,14 @@ struct profile_line {
     uint64_t used;  // global: bytes asked for, each counted once a request
 };
 
+// Writes the table of one pass: a section for global memory and one for shared memory, each with
+// its total, in the order of `lines`.
+void profile_table(const struct profile_line *lines, int count);
+
+// The last columns of a row of CSV, and the end of the line.
+#define PROFILE_CSV_COLUMNS                                                                        \
+    "launch,file,line,memory,kind,name,requests,lanes,sectors,ideal_sectors,used_bytes,"           \
+    "wavefronts,ideal_wavefronts,source"
+void profile_csv(const struct profile_line *);
+
 #endif

@@ -170,8 +170,7 @@ static void print_detail(const struct reporter *to, const struct result *r) {
 
 // ---- CSV -----------------------------------------------------------------------------------------------
 
-// A field in quotes, with quotes doubled (RFC 4180).
-static void csv_text(const char *text) {
+void csv_text(const char *text) {
     putchar('"');
     for (; *text; text++) {
         if (*text == '"') putchar('"');
@@ -268,18 +267,55 @@ static void csv_row(const struct reporter *to, const struct result *r) {
     putchar('\n');
 }
 
+// ---- --profile -----------------------------------------------------------------------------------------
+
+// A pass that a fault has ended has counted a part of its accesses, which would explain nothing.
+static int profile_of(const struct result *r, const struct profile_line **lines) {
+    return has_run(r) && !r->measured.error[0] ? machine_profile(lines) : 0;
+}
+
+static void print_profile(const struct reporter *to, const struct result *r) {
+    const struct profile_line *lines = NULL;
+    int count = profile_of(r, &lines);
+    profile_table(lines, count);
+    if (count && !to->detail) printf("\n");    // the next kernel's row follows
+}
+
+static void csv_profile_header(void) { printf("step,kernel,pass,input," PROFILE_CSV_COLUMNS "\n"); }
+
+static void csv_profile(const struct result *r) {
+    const struct profile_line *lines = NULL;
+    int count = profile_of(r, &lines);
+    for (int i = 0; i < count; i++) {
+        printf("%s,%s,%s,", r->kernel->step, r->kernel->name, pass_name[r->pass]);
+        csv_text(r->prepared->name);
+        profile_csv(&lines[i]);
+    }
+}
+
+static void print_csv(struct reporter *to, const struct result *r) {
+    bool first = !to->titled;
+    to->titled = r->prepared->number;
+    if (to->profile) {
+        if (first) csv_profile_header();
+        csv_profile(r);
+    } else {
+        if (first) csv_header();
+        csv_row(to, r);
+    }
+}
+
 // ---- for main.c ------------------------------------------------------------------------------------------
 
 void report_result(struct reporter *to, const struct result *r) {
     report_progress(NULL);
     if (to->csv) {
-        if (!to->titled) csv_header();
-        to->titled = r->prepared->number;
-        csv_row(to, r);
+        print_csv(to, r);
     } else {
         if (to->titled != r->prepared->number) print_title(to, r);
         print_row(to, r);
         if (to->detail && has_run(r)) print_detail(to, r);
+        if (to->profile) print_profile(to, r);
     }
     fflush(stdout);
 }

@@ -8,6 +8,7 @@
 #include "sim_kernels.h"
 
 #include <criterion/criterion.h>
+#include <criterion/redirect.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -228,4 +229,29 @@ Test(profile, nothing_unless_it_was_asked_for) {
     sim_reset(&(struct sim_options){0});
     run("copy4", 0);
     cr_expect_eq(count, 0);
+}
+
+// ---- the table ----------------------------------------------------------------------------------
+
+// 4 requests of 32 lanes: 40 sectors in place of 16, 512 of their 1280 bytes used; 6 wavefronts.
+Test(profile, table_has_a_section_for_each_memory, .init = cr_redirect_stdout) {
+    static const struct profile_line two[] = {
+        {"f<64>", "none.cu", 7, false, "atomic", "dQ", 4, 128, 40, 16, 512},
+        {"f<64>", "none.cu", 9, true, "load", "tile", 4, 128, 6, 4, 0},
+    };
+    profile_table(two, 2);
+    fflush(stdout);
+    // clang-format off
+    cr_expect_stdout_eq_str(
+        "\n"
+        "  global memory; lanes, sectors and the fewest sectors possible (ideal) are per request of a warp\n"
+        "      bytes asked   share    requests  lanes    sectors  ideal      used  access              source\n"
+        "             1280  100.0%           4   32.0      10.00   4.00     40.0%  atomic dQ in f<64>  none.cu:7\n"
+        "             1280  100.0%           4   32.0      10.00   4.00     40.0%  all\n"
+        "\n"
+        "  shared memory; lanes, wavefronts and the fewest wavefronts possible (ideal) are per request of a warp\n"
+        "       wavefronts   share    requests  lanes wavefronts  ideal conflicts  access              source\n"
+        "                6  100.0%           4   32.0       1.50   1.00         2  load tile in f<64>  none.cu:9\n"
+        "                6  100.0%           4   32.0       1.50   1.00         2  all\n");
+    // clang-format on
 }
