@@ -88,9 +88,9 @@ struct machine_work {
 void machine_run(const struct machine_work *work, struct measurement *out);
 
 // What each source line asked for in the last machine_run, global memory before shared, the most
-// expensive line first. Returns how many: 0 without machine_options.profile, and on a GPU. Valid
-// until the next call.
-int machine_profile(const struct profile_line **lines);
+// expensive line first. Returns how many: 0 without machine_options.profile, and on a GPU. The
+// caller frees *lines.
+int machine_profile(struct profile_line **lines);
 
 // GPU: times the pass over `repeat` runs after warming up and reads the hardware counters in
 // runs of their own; the simulator has no time to tell and returns at once. Call it after the

@@ -112,6 +112,7 @@ static int run_kernel(struct session *s, const struct attn_kernel *k, struct pre
         snprintf(s->why, sizeof s->why, "%s: %.600s", k->name, r.why);
         complain(EXIT_WRONG, s->why);
     }
+    free(r.profile);
     s->ran += r.outcome == RAN_RIGHT || r.outcome == RAN_WRONG;
     s->wrong += r.outcome == RAN_WRONG;
     return EXIT_RIGHT;

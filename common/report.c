@@ -269,27 +269,18 @@ static void csv_row(const struct reporter *to, const struct result *r) {
 
 // ---- --profile -----------------------------------------------------------------------------------------
 
-// A pass that a fault has ended has counted a part of its accesses, which would explain nothing.
-static int profile_of(const struct result *r, const struct profile_line **lines) {
-    return has_run(r) && !r->measured.error[0] ? machine_profile(lines) : 0;
-}
-
 static void print_profile(const struct reporter *to, const struct result *r) {
-    const struct profile_line *lines = NULL;
-    int count = profile_of(r, &lines);
-    profile_table(lines, count);
-    if (count && !to->detail) printf("\n");    // the next kernel's row follows
+    profile_table(r->profile, r->profile_lines);
+    if (r->profile_lines && !to->detail) printf("\n");    // the next kernel's row follows
 }
 
 static void csv_profile_header(void) { printf("step,kernel,pass,input," PROFILE_CSV_COLUMNS "\n"); }
 
 static void csv_profile(const struct result *r) {
-    const struct profile_line *lines = NULL;
-    int count = profile_of(r, &lines);
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < r->profile_lines; i++) {
         printf("%s,%s,%s,", r->kernel->step, r->kernel->name, pass_name[r->pass]);
         csv_text(r->prepared->name);
-        profile_csv(&lines[i]);
+        profile_csv(&r->profile[i]);
     }
 }
 

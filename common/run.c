@@ -180,7 +180,11 @@ static void judge(struct result *r, bool exact) {
 static bool run_once(const struct machine_work *work, const struct allocated *a, struct result *r) {
     machine_run(work, &r->measured);
     fetch(work->problem, a);
-    if (!r->measured.error[0]) return true;
+    if (!r->measured.error[0]) {
+        // Before anything else runs. After a fault there is none: it would count a part of the pass.
+        r->profile_lines = machine_profile(&r->profile);
+        return true;
+    }
     r->outcome = RAN_WRONG;
     snprintf(r->why, sizeof r->why, "%s", r->measured.error);
     return false;

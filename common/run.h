@@ -45,6 +45,8 @@ struct result {
     bool asked_is_model;
     uint64_t compulsory, workspace; // bytes
     struct measurement measured;
+    struct profile_line *profile;   // NULL without --profile; the caller frees it
+    int profile_lines;
 };
 
 // Makes or loads the input, rounds it to p->dtype (taking the shape from the files, and 1/sqrt(d) where

@@ -14,7 +14,7 @@
 
 enum { WORDS = 4096 };
 static float *a, *b, *c;
-static const struct profile_line *lines;
+static struct profile_line *lines;
 static int count;
 
 static float *zeros(const char *name) {

@@ -80,7 +80,10 @@ void machine_run(const struct machine_work *work, struct measurement *out) {
     for (int i = 0; i < counts.buffers; i++) add_buffer(out, &counts.buffer[i]);
 }
 
-int machine_profile(const struct profile_line **lines) { return sim_profile(lines); }
+int machine_profile(struct profile_line **lines) {
+    *lines = NULL;
+    return profiling ? sim_profile(lines) : 0;
+}
 
 // A simulator has counts, which machine_run has taken, and no times.
 void machine_measure(const struct machine_work *work, int repeat, struct measurement *out) {

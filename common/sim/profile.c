@@ -23,7 +23,6 @@ struct row {
 };
 
 static struct profile all; // rows of all launches since sim_reset
-static struct profile_line *lines;
 
 // There are only as many rows as access instructions: without memory for them nothing could go on.
 static void *make(size_t count, size_t size) {
@@ -207,7 +206,7 @@ static bool same_line(const struct profile_line *a, const struct profile_line *b
            !strcmp(a->name, b->name) && !strcmp(a->file, b->file) && !strcmp(a->kernel, b->kernel);
 }
 
-static int add_line(int count, const struct profile_line *new) {
+static int add_line(struct profile_line *lines, int count, const struct profile_line *new) {
     int i = 0;
     while (i < count && !same_line(&lines[i], new)) i++;
     if (i == count) {
@@ -246,9 +245,8 @@ static int list_rows(const struct row **out, uint32_t *pc) {
     return n;
 }
 
-int sim_profile(const struct profile_line **out) {
-    free(lines);
-    lines = make(all.used, sizeof *lines);
+int sim_profile(struct profile_line **out) {
+    struct profile_line *lines = make(all.used, sizeof *lines);
     const struct row **row = make(all.used, sizeof *row);
     uint32_t *pc = make(all.used, sizeof *pc);
     struct place *place = make(all.used, sizeof *place);
@@ -256,7 +254,7 @@ int sim_profile(const struct profile_line **out) {
     symbols_places(pc, rows, place);
     for (int i = 0; i < rows; i++) {
         struct profile_line l = line_of(row[i], place[i].text);
-        count = add_line(count, &l);
+        count = add_line(lines, count, &l);
     }
     qsort(lines, (size_t)count, sizeof *lines, compare);
     free(row), free(pc), free(place);

@@ -113,9 +113,9 @@ struct sim_counts {
 void sim_counts(struct sim_counts *);
 
 // What each source line asked for (profile.h) in all launches since sim_reset, global memory before
-// shared, the most expensive line first. Returns how many; valid until the next call.
+// shared, the most expensive line first. Returns how many; the caller frees them.
 struct profile_line;
-int sim_profile(const struct profile_line **lines);
+int sim_profile(struct profile_line **lines);
 
 #ifdef __cplusplus
 }
