@@ -6,6 +6,7 @@
 #define MACHINE_H
 
 #include "attn.h"
+#include "profile.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -22,7 +23,7 @@ struct machine {
 
 struct machine_options {
     bool fast;               // simulator: count bytes only, no sectors (no `asked`)
-    bool profile;            // keep counts for each source line
+    bool profile;            // simulator: count for each source line, for machine_profile
 };
 
 // Finds the machine. False, with one line in `why`, when there is none.
@@ -85,6 +86,11 @@ struct machine_work {
 
 // Runs the pass once and counts what can be counted in that run. The outputs are then valid.
 void machine_run(const struct machine_work *work, struct measurement *out);
+
+// What each source line asked for in the last machine_run, global memory before shared, the most
+// expensive line first. Returns how many: 0 without machine_options.profile, and on a GPU. The
+// caller frees *lines.
+int machine_profile(struct profile_line **lines);
 
 // GPU: times the pass over `repeat` runs after warming up and reads the hardware counters in
 // runs of their own; the simulator has no time to tell and returns at once. Call it after the

@@ -100,6 +100,10 @@ static int take_result(struct session *s, const struct result *r) {
         return complain(EXIT_USAGE, s->why);
     }
     report_result(&s->reporter, r);
+    if (s->reporter.csv && s->reporter.profile && r->why[0]) {    // a profile has no column for it
+        snprintf(s->why, sizeof s->why, "%s: %.600s", r->kernel->name, r->why);
+        complain(EXIT_WRONG, s->why);
+    }
     s->ran += r->outcome == RAN_RIGHT || r->outcome == RAN_WRONG;
     s->wrong += r->outcome == RAN_WRONG;
     return EXIT_RIGHT;
@@ -115,6 +119,7 @@ static int run_one(struct session *s, const struct attn_kernel *k, struct prepar
     report_progress("%s %s on %s ...", k->step, k->name, in->name);
     int results = run_kernel(k, in, s->options->passes, repeat, dump, r);
     for (int i = 0; i < results && status == EXIT_RIGHT; i++) status = take_result(s, &r[i]);
+    for (int i = 0; i < results; i++) free(r[i].profile);
     return status;
 }
 
@@ -184,8 +189,13 @@ int main(int argc, char **argv) {
         return complain(EXIT_USAGE, s.why);
     }
 
-    if (!machine_open(&(struct machine_options){.fast = options.fast}, &s.machine, s.why, sizeof s.why))
+    if (!machine_open(&(struct machine_options){.fast = options.fast, .profile = options.profile}, &s.machine, s.why, sizeof s.why))
         return complain(EXIT_CANNOT, s.why);
+    if (options.profile && !s.machine.simulated) {
+        complain(EXIT_RIGHT, "--profile is the simulator's; on a GPU, ncu --set full --import-source yes "
+                             "-o FILE PROGRAM shows its source view");
+        options.profile = false;
+    }
     if (options.sram > s.machine.smem) {
         snprintf(s.why, sizeof s.why, "--sram %zu: a block has at most %zu bytes on this machine", options.sram, s.machine.smem);
         return complain(EXIT_USAGE, s.why);
@@ -194,6 +204,6 @@ int main(int argc, char **argv) {
     options.problem.sm = s.machine.sm;
     options.problem.sm_count = s.machine.sm_count;
     bool one_kernel = options.kernel || attn_kernel_count() == 1;
-    s.reporter = (struct reporter){.csv = options.csv, .detail = one_kernel, .machine = &s.machine, .command = command, .seed = options.seed};
+    s.reporter = (struct reporter){.csv = options.csv, .profile = options.profile, .detail = one_kernel, .machine = &s.machine, .command = command, .seed = options.seed};
     return finish(run_all(&s));
 }

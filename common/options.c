@@ -11,7 +11,7 @@
 
 enum {
     KV_HEADS = 256, SEQLEN_Q, SEQLEN_K, CAUSAL, SCALE, DTYPE, KERNEL, PASS, DATA, SEED, SRAM, REPEAT,
-    FAST, FORMAT, DUMP, LOAD, LIST, VERSION,
+    FAST, PROFILE, FORMAT, DUMP, LOAD, LIST, VERSION,
 };
 
 static const struct option long_options[] = {
@@ -32,6 +32,7 @@ static const struct option long_options[] = {
     {"sram", required_argument, NULL, SRAM},
     {"repeat", required_argument, NULL, REPEAT},
     {"fast", no_argument, NULL, FAST},
+    {"profile", no_argument, NULL, PROFILE},
     {"format", required_argument, NULL, FORMAT},
     {"dump", required_argument, NULL, DUMP},
     {"load", required_argument, NULL, LOAD},
@@ -67,6 +68,7 @@ void options_help(const char *program) {
            "      --fast            simulator: count bytes only, skip sectors\n"
            "What to print\n"
            "      --format FORMAT   table (default) or csv\n"
+           "      --profile         simulator: what each source line asks of memory; csv: only that\n"
            "      --dump DIR        write Q K V O LSE as .npy; with several kernels to DIR/NAME/\n"
            "      --list, --help, --version\n\n"
            "Exit status: 0 right; 1 a wrong result or a fault found; 2 bad usage; 3 this machine cannot.\n",
@@ -189,6 +191,7 @@ static bool read_option(int c, const struct value *v, struct options *o, struct 
     case SRAM: return read_bytes(v, &o->sram);
     case REPEAT: return read_int(v, 1, 1000000, &o->repeat);
     case FAST: return o->fast = true;
+    case PROFILE: return o->profile = true;
     case FORMAT: return read_format(v, &o->csv);
     case DUMP: o->dump = v->text; return true;
     case LOAD: return add_load(v, o);
@@ -215,6 +218,10 @@ static void finish(struct options *o, const struct lengths *n) {
 }
 
 static bool check_together(const struct options *o, char *why, size_t why_size) {
+    if (o->fast && o->profile) {
+        snprintf(why, why_size, "--fast --profile: the profile needs the sectors that --fast skips");
+        return false;
+    }
     if (o->loads && o->shape_given && !o->data_given) {
         snprintf(why, why_size, "--load %s: the files set the shape; leave out -b, -H, --kv-heads, -n, -d", o->load[0]);
         return false;

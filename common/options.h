@@ -17,7 +17,7 @@ struct options {
     uint64_t seed;
     size_t sram;                    // 0: all that the machine has
     int repeat;                     // 0: the machine's own default
-    bool fast, csv;
+    bool fast, profile, csv;
     const char *dump;
     const char *load[MAX_LOADS];    // folders of .npy files, each one more input
     int loads;

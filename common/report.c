@@ -178,8 +178,7 @@ static void print_detail(const struct reporter *to, const struct result *r) {
 
 // ---- CSV -----------------------------------------------------------------------------------------------
 
-// A field in quotes, with quotes doubled (RFC 4180).
-static void csv_text(const char *text) {
+void csv_text(const char *text) {
     putchar('"');
     for (; *text; text++) {
         if (*text == '"') putchar('"');
@@ -283,18 +282,46 @@ static void csv_row(const struct reporter *to, const struct result *r) {
     putchar('\n');
 }
 
+// ---- --profile -----------------------------------------------------------------------------------------
+
+static void print_profile(const struct reporter *to, const struct result *r) {
+    profile_table(r->profile, r->profile_lines);
+    if (r->profile_lines && !to->detail) printf("\n");    // the next kernel's row follows
+}
+
+static void csv_profile_header(void) { printf("step,kernel,pass,input," PROFILE_CSV_COLUMNS "\n"); }
+
+static void csv_profile(const struct result *r) {
+    for (int i = 0; i < r->profile_lines; i++) {
+        printf("%s,%s,%s,", r->kernel->step, r->kernel->name, pass_name[r->pass]);
+        csv_text(r->prepared->name);
+        profile_csv(&r->profile[i]);
+    }
+}
+
+static void print_csv(struct reporter *to, const struct result *r) {
+    bool first = !to->titled;
+    to->titled = r->prepared->number;
+    if (to->profile) {
+        if (first) csv_profile_header();
+        csv_profile(r);
+    } else {
+        if (first) csv_header();
+        csv_row(to, r);
+    }
+}
+
 // ---- for main.c ------------------------------------------------------------------------------------------
 
 void report_result(struct reporter *to, const struct result *r) {
     report_progress(NULL);
     if (to->csv) {
-        if (!to->titled) csv_header();
-        to->titled = r->prepared->number;
-        csv_row(to, r);
+        print_csv(to, r);
     } else {
         if (to->titled != r->prepared->number) print_title(to, r);
         print_row(to, r);
         if (to->detail && has_run(r)) print_detail(to, r);
+        if (to->profile) print_profile(to, r);
     }
     fflush(stdout);
 }

@@ -6,6 +6,7 @@
 
 struct reporter {
     bool csv;
+    bool profile;                   // what each source line asked for; as CSV instead of the other rows
     bool detail;                    // table: one kernel only, so explain its numbers as well
     const struct machine *machine;
     const char *command;            // the whole command line, for the CSV
@@ -14,6 +15,9 @@ struct reporter {
 };
 
 void report_result(struct reporter *, const struct result *);
+
+// Prints a field of CSV in quotes, with quotes doubled (RFC 4180).
+void csv_text(const char *text);
 
 // One line on stderr, only on a terminal, overwritten by the next; NULL clears it.
 void report_progress(const char *format, ...) __attribute__((format(printf, 1, 2)));

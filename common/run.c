@@ -292,6 +292,8 @@ static void run_pass(struct run *run, struct result *r) {
         snprintf(r->why, sizeof r->why, "%s", m->error);
         return;
     }
+    // Before anything else runs. After a fault there is none: it would count a part of the pass.
+    r->profile_lines = machine_profile(&r->profile);
     bool exact = m->has_distinct, right = check_outputs(run, r);    // has_distinct: counted by the simulator
     if (run->dump && !dump_all(run, r)) {
         r->outcome = REFUSED;

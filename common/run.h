@@ -21,6 +21,8 @@ struct result {
     bool asked_is_model;
     uint64_t compulsory, workspace; // bytes
     struct measurement measured;
+    struct profile_line *profile;   // NULL without --profile; the caller frees it
+    int profile_lines;
 };
 
 // Runs the passes (bits) of `kernel`, each `repeat` times, and fills in out[0], out[1], …; returns how

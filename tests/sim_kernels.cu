@@ -1,7 +1,8 @@
 // sim_kernels.cu - small kernels for the simulator's own tests, each with one property to observe.
 //
 // Where a kernel has a fault, the line of the fault carries the mark `//! name`, and the test
-// requires that the simulator's message names exactly that line.
+// requires that the simulator's message names exactly that line. The profile's tests find their lines
+// in the same way.
 
 #include "sim_kernels.h"
 #include "kernel.h"
@@ -49,7 +50,7 @@ __global__ void skipping(const float *a, float *b, int n) {
     float sum = 0;
     for (int i = 0; i < n; i++) {
         sum += a[i * 32 + lane];
-        if ((i + lane) % 2 == 0) sum += a[1024 + i * 32 + lane];
+        if ((i + lane) % 2 == 0) sum += a[1024 + i * 32 + lane]; //! skipping
     }
     b[lane] = sum;
 }
@@ -69,6 +70,44 @@ __global__ void branching(const float *a, float *b) {
     float x = lane % 4 ? a[lane] : a[lane + 32];
     b[lane] = x + a[lane + 64];
 }
+
+// ---- what a profile tells apart ----------------------------------------------------------------------
+
+// Two buffers in one expression, and one of them twice.
+__global__ void three_loads(const float *a, const float *b, float *c) {
+    int lane = threadIdx.x;
+    c[lane] = a[lane * 8] + b[lane] + a[7]; //! three_loads
+}
+// Half a warp reads one buffer and half the other, in one instruction.
+__global__ void two_buffers(const float *a, const float *b, float *c) {
+    int lane = threadIdx.x;
+    const float *from = lane < 16 ? a : b;
+    c[lane] = from[lane * 8]; //! two_buffers
+}
+// Turns with 32, 24, 16 and 8 lanes.
+__global__ void leaving(const float *a, float *b) {
+    int lane = threadIdx.x;
+    float sum = 0;
+    for (int i = 0; i < 4; i++)
+        if (lane >= 8 * i) sum += a[32 * i + lane]; //! leaving
+    b[32 * blockIdx.x + lane] = sum;
+}
+// Two arrays: one read without conflicts, one with two words in each of 16 banks.
+__global__ void two_tiles(float *b) {
+    __shared__ float straight[32];
+    __shared__ float twice[64];
+    int lane = threadIdx.x;
+    straight[lane] = lane;
+    twice[lane] = twice[lane + 32] = lane;
+    __syncthreads();
+    b[32 * blockIdx.x + lane] = straight[lane] + twice[2 * lane]; //! two_tiles
+}
+// A helper that two kernels call: one line, two rows.
+__device__ inline float helped(const float *a) {
+    return a[threadIdx.x]; //! helped
+}
+__global__ void first_caller(const float *a, float *b) { b[threadIdx.x] = helped(a); }
+__global__ void second_caller(const float *a, float *b) { b[threadIdx.x] = 2 * helped(a); }
 
 // ---- shared memory -----------------------------------------------------------------------------------
 
@@ -338,6 +377,22 @@ static const struct {
     {"skipping", [](A x) { LAUNCH(skipping, 1, 32, 0, x.a, x.b, x.n); }},
     {"ragged", [](A x) { LAUNCH(ragged, 1, 32, 0, x.a, x.b, x.n); }},
     {"branching", [](A x) { LAUNCH(branching, 1, 32, 0, x.a, x.b); }},
+    {"three_loads", [](A x) { LAUNCH(three_loads, 1, 32, 0, x.a, x.b, x.c); }},
+    {"two_buffers", [](A x) { LAUNCH(two_buffers, 1, 32, 0, x.a, x.b, x.c); }},
+    {"leaving", [](A x) { LAUNCH(leaving, 3, 32, 0, x.a, x.b); }},
+    {"two_tiles", [](A x) { LAUNCH(two_tiles, 2, 32, 0, x.b); }},
+    {"helped",
+     [](A x) {
+         LAUNCH(first_caller, 1, 32, 0, x.a, x.b);
+         LAUNCH((second_caller), 1, 32, 0, x.a, x.b);
+         LAUNCH((second_caller), 1, 32, 0, x.a, x.b);
+     }},
+    {"two_names",
+     [](A x) {
+         auto same = copy4;
+         LAUNCH(copy4, 1, 32, 0, x.a, x.b);
+         LAUNCH(same, 1, 32, 0, x.a, x.b);
+     }},
     {"bank_stride", [](A x) { LAUNCH(bank_stride, 1, 32, 8192, x.b, x.n); }},
     {"bank_stride16", [](A x) { LAUNCH(bank_stride16, 1, 32, 8192, x.b, x.n); }},
     {"exchange", [](A x) { LAUNCH(exchange, 1, 64, 0, x.a, x.b); }},

@@ -23,14 +23,16 @@ enum { TEXT = 1 << 16, WHY = 512 };
 
 // ---- running the program -----------------------------------------------------------------------
 
-static char program[PATH_MAX], folder[64];
+static char program[PATH_MAX], sources[PATH_MAX], folder[64];
 
 static void limit(int resource, rlim_t most) {
     struct rlimit r = {most, most};
     cr_assert_eq(setrlimit(resource, &r), 0, "%s", strerror(errno));
 }
 
+// The tests start where the sources are; $LADDER or $BUILD may lead elsewhere.
 static void find_program(void) {
+    cr_assert_not_null(getcwd(sources, sizeof sources));
     const char *ladder = getenv("LADDER"), *build = getenv("BUILD");
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/sim/ladder", build ? build : "build");
@@ -364,7 +366,7 @@ Test(cli, help_lists_every_option) {
         "-b, --batch",    "-H, --heads", "--kv-heads", "-n, --seqlen", "--seqlen-q", "--seqlen-k",
         "-d, --head-dim", "--causal",    "--scale",    "--dtype",      "--kernel",   "--pass",
         "--data",         "--seed",      "--sram",     "--repeat",     "--fast",     "--format",
-        "--dump",         "--load",      "--list",     "--help",       "--version",
+        "--profile",      "--dump",      "--load",     "--list",       "--help",     "--version",
     };
     struct output o = ladder_ok("--help");
     for (size_t i = 0; i < sizeof options / sizeof *options; i++)
@@ -427,11 +429,16 @@ static const char heading[] =
     "compulsory,workspace,smem_per_block,bank_conflicts,launches,"
     "time_us,TFLOPs,peak_TFLOPs,peak_GBs,launch_us,command";
 
-enum { COLUMNS = 52, MAX_ROWS = MAX_KERNELS };
+// Of --profile.
+static const char profile_heading[] =
+    "step,kernel,pass,input,launch,file,line,memory,kind,name,requests,lanes,"
+    "sectors,ideal_sectors,used_bytes,wavefronts,ideal_wavefronts,source";
+
+enum { COLUMNS = 52, PROFILE_COLUMNS = 18, MAX_ROWS = 16 * MAX_KERNELS };
 
 struct csv {
     struct output output;
-    int rows;
+    int rows, columns;
     char *field[MAX_ROWS + 1][COLUMNS]; // the heading is row 0
 };
 
@@ -454,20 +461,27 @@ static void take_row(struct csv *c, char **at, const char *arguments) {
     cr_assert_leq(c->rows, MAX_ROWS);
     int fields = 0;
     for (bool last = false; !last; fields++) {
-        cr_assert_lt(fields, COLUMNS, "%s: row %d has too many fields", arguments, c->rows);
+        cr_assert_lt(fields, c->columns, "%s: row %d has too many fields", arguments, c->rows);
         last = take_field(at, &c->field[c->rows][fields]);
     }
-    cr_assert_eq(fields, COLUMNS, "%s: row %d has %d fields", arguments, c->rows, fields);
+    cr_assert_eq(fields, c->columns, "%s: row %d has %d fields", arguments, c->rows, fields);
+}
+
+static void parse_rows(struct csv *c, const struct output *o, const char *first_line,
+                       const char *arguments) {
+    c->output = *o;
+    c->rows = 0;
+    cr_assert(!strncmp(o->out, first_line, strlen(first_line)) &&
+                  o->out[strlen(first_line)] == '\n',
+              "%s: the columns are not those of the contract: %s", arguments, o->out);
+    for (char *at = c->output.out; *at; c->rows++) take_row(c, &at, arguments);
+    cr_assert_geq(c->rows, 2, "%s: no rows", arguments);
+    c->rows--; // from here on without the heading: rows 1 .. c->rows
 }
 
 static struct csv *parse_csv(const struct output *o, const char *arguments) {
-    static struct csv c;
-    c = (struct csv){.output = *o};
-    cr_assert(!strncmp(o->out, heading, strlen(heading)) && o->out[strlen(heading)] == '\n',
-              "%s: the columns are not those of the contract: %s", arguments, o->out);
-    for (char *at = c.output.out; *at; c.rows++) take_row(&c, &at, arguments);
-    cr_assert_geq(c.rows, 2, "%s: no rows", arguments);
-    c.rows--; // from here on without the heading: rows 1 .. c.rows
+    static struct csv c = {.columns = COLUMNS};
+    parse_rows(&c, o, heading, arguments);
     return &c;
 }
 
@@ -479,7 +493,7 @@ static struct csv *ladder_csv(const char *arguments) {
 }
 
 static const char *cell(const struct csv *c, int row, const char *column) {
-    for (int i = 0; i < COLUMNS; i++)
+    for (int i = 0; i < c->columns; i++)
         if (!strcmp(c->field[0][i], column)) return c->field[row][i];
     cr_assert_fail("the test asks for a column %s", column);
     return "";
@@ -649,6 +663,137 @@ Test(cli, nothing_could_run) {
     expect_cells(c, "dtype", type);
     for (int row = 1; row <= c->rows; row++)
         cr_expect(strstr(cell(c, row, "why"), type), "%s", cell(c, row, "why"));
+}
+
+// ---- --profile ---------------------------------------------------------------------------------
+
+// The line of step00's source that holds this text, by which the tests know it: numbers change.
+static int source_line_of(const char *text) {
+    char path[PATH_MAX + 64], line[512];
+    int number = 0;
+    snprintf(path, sizeof path, "%s/step00_naive/attention.cu", sources);
+    FILE *file = fopen(path, "r");
+    cr_assert_not_null(file, "%s: %s", path, strerror(errno));
+    do {
+        cr_assert_not_null(fgets(line, sizeof line, file), "no %s in %s", text, path);
+        number++;
+    } while (!strstr(line, text));
+    fclose(file);
+    return number;
+}
+
+// The line of the table that holds `access`, without its end.
+static const char *profile_row(const struct output *o, const char *access) {
+    static char row[512];
+    const char *at = strstr(o->out, access);
+    cr_assert_not_null(at, "no %s in: %s", access, o->out);
+    while (at > o->out && at[-1] != '\n') at--;
+    snprintf(row, sizeof row, "%.*s", (int)strcspn(at, "\n"), at);
+    return row;
+}
+
+// 64 rows of S, 2 tiles of 32 keys, 64 turns: 8192 requests, each of 32 rows of K, 4 bytes of each.
+static const char K_numbers[] = "8388608   83.4%        8192   32.0      32.00   4.00     12.5%  ";
+
+Test(cli, profile_shows_a_source_line_and_its_numbers) {
+    char link_to[PATH_MAX + 64], place[256];
+    snprintf(link_to, sizeof link_to, "%s/step00_naive", sources);
+    cr_assert_eq(symlink(link_to, "step00_naive"), 0); // so that the text can be read from here
+    struct output o = ladder_ok("--kernel naive -n 64 -H 1 --profile");
+    const char *row = profile_row(&o, "load K in scores");
+    cr_expect(strstr(row, K_numbers), "\"%s\" is missing in: %s", K_numbers, row);
+    snprintf(place, sizeof place, "step00_naive/attention.cu:%d  for (int c",
+             source_line_of("+= q[c] * k[c]"));
+    cr_expect(strstr(row, place), "\"%s\" is missing in: %s", place, row);
+    cr_expect(strstr(row, "+= q[c] * k[c];"), "%s", row);
+}
+
+// Same numbers, same places, and no text: the row ends after the place.
+Test(cli, profile_does_not_need_the_source) {
+    char end[256];
+    struct output o = ladder_ok("--kernel naive -n 64 -H 1 --profile");
+    const char *row = profile_row(&o, "load K in scores");
+    cr_expect(strstr(row, K_numbers), "%s", row);
+    snprintf(end, sizeof end, "step00_naive/attention.cu:%d", source_line_of("+= q[c] * k[c]"));
+    const char *at = strstr(row, end);
+    cr_expect(at && !at[strlen(end)], "does not end with \"%s\": \"%s\"", end, row);
+}
+
+// What the kernel's lines of the profile add up to.
+struct sums {
+    long long load, store, atomic, conflicts; // bytes in sectors; wavefronts
+};
+
+static struct sums add_profile(const struct csv *c, const char *kernel) {
+    struct sums s = {0};
+    for (int row = 1; row <= c->rows; row++) {
+        if (strcmp(cell(c, row, "kernel"), kernel)) continue;
+        bool shared = !strcmp(cell(c, row, "memory"), "shared");
+        const char *kind = cell(c, row, "kind");
+        long long *sum = *kind == 'l' ? &s.load : *kind == 's' ? &s.store : &s.atomic;
+        cr_expect_eq(shared, !*cell(c, row, "sectors"), "row %d", row);
+        cr_expect_eq(shared, !!*cell(c, row, "wavefronts"), "row %d", row);
+        cr_expect_gt(atoi(cell(c, row, "line")), 0, "row %d", row);
+        if (!shared) *sum += 32 * atoll(cell(c, row, "sectors"));
+        s.conflicts +=
+            atoll(cell(c, row, "wavefronts")) - atoll(cell(c, row, "ideal_wavefronts"));
+    }
+    return s;
+}
+
+static void expect_sum(const struct csv *c, int row, const char *column, long long sum) {
+    char text[32];
+    snprintf(text, sizeof text, "%lld", sum);
+    expect_cell(c, row, column, text);
+}
+
+Test(cli, profile_as_csv_adds_up) {
+    static struct csv profile = {.columns = PROFILE_COLUMNS};
+    const char *shape = "-H 2 --kv-heads 1 --seqlen-q 33 --seqlen-k 40 --causal";
+    char arguments[256];
+    snprintf(arguments, sizeof arguments, "--format csv --profile %s", shape);
+    struct output o = ladder_ok(arguments);
+    parse_rows(&profile, &o, profile_heading, arguments);
+    struct csv *runs = ladder_csv(shape);
+    for (int row = 1; row <= runs->rows; row++) {
+        if (strcmp(cell(runs, row, "result"), "ok")) continue;
+        struct sums s = add_profile(&profile, cell(runs, row, "kernel"));
+        expect_sum(runs, row, "asked_load", s.load);
+        expect_sum(runs, row, "asked_store", s.store);
+        expect_sum(runs, row, "asked_atomic", s.atomic);
+        expect_sum(runs, row, "bank_conflicts", s.conflicts);
+    }
+    struct sums naive = add_profile(&profile, "naive");
+    expect_sum(runs, 1, "model_load", naive.load);
+    expect_sum(runs, 1, "model_store", naive.store);
+}
+
+// A repeated run is one run's profile.
+Test(cli, profile_is_of_one_run) {
+    struct output once = ladder_ok("-n 33 --kernel naive --profile");
+    cr_expect_str_eq(ladder_ok("-n 33 --kernel naive --profile --repeat 3").out, once.out);
+}
+
+Test(cli, profile_needs_sectors) {
+    static const struct refusal table[] = {
+        {"--fast --profile", 2, {"--fast", "--profile", "sectors"}},
+        {"-n 4 --profile --format csv --fast", 2, {"--fast", "--profile", "sectors"}},
+        {"--profile=1", 2, {"--profile"}},
+    };
+    EXPECT_REFUSALS(table);
+}
+
+// The reason has no column in a profile, so it goes to stderr.
+Test(cli, profile_as_csv_of_what_could_not_run) {
+    const char *type = type_without_kernel();
+    char arguments[96];
+    if (!type) cr_skip_test("every type has a kernel");
+    snprintf(arguments, sizeof arguments, "--format csv --profile -n 4 --dtype %s", type);
+    struct output o = ladder(arguments);
+    cr_expect_eq(o.status, 3);
+    cr_expect(strstr(o.err, "naive: does not compute in"), "%s", o.err);
+    o.out[strcspn(o.out, "\n")] = 0;
+    cr_expect_str_eq(o.out, profile_heading);
 }
 
 // ---- several inputs ----------------------------------------------------------------------------

@@ -20,6 +20,10 @@ struct access {
 };
 enum { END_OF_LOG = UINT32_MAX, LOG_ENTRIES = 2048 };
 
+struct place {
+    char text[300];              // "step00_naive/attention.cu:41"
+};
+
 // ---- CUDA threads, warps, blocks --------------------------------------------------------------
 
 struct thread {
@@ -87,16 +91,24 @@ struct tally {
     uint64_t accesses, wavefronts, ideal_wavefronts;
 };
 
+// Counts for each access instruction (profile.c).
+struct profile {
+    struct row *row;             // a hash table
+    uint32_t room, used;
+};
+
 // One per OS thread: runs one block at a time.
 struct worker {
     struct thread *self;         // the CUDA thread that runs now; NULL outside kernels
     bool fast;                   // count bytes only
+    bool profiling;              // count for each source line, too
     uintptr_t shared_base;       // this OS thread's copy of the TLS segment: __shared__ memory
     size_t shared_bytes;
     uintptr_t stack_base;        // the OS thread's stack, around it: nothing there is a kernel's
     size_t stack_bytes;
     const uint8_t *shared_owner; // per byte: may this launch use it (symbols.c)
     struct tally tally;
+    struct profile profile;
 
     struct sim_dim3 block_idx;
     uint32_t block;              // its number in the grid
@@ -115,7 +127,7 @@ struct worker {
     struct queue ready;
     struct barrier barrier;
     struct fiber home;           // the OS thread's own stack
-    char place[300];             // symbols_place() answers here
+    struct place place;          // symbols_place() answers here
 };
 
 // The only thread-local variable of the simulator's own: all others in the program are __shared__.
@@ -133,6 +145,8 @@ void sim_blame(const struct thread *, const char *what, char *out, size_t size);
 bool sim_fast(void);                                 // --fast: bytes only
 bool sim_block_fenced(uint32_t block);               // has it called __threadfence() in this launch?
 void sim_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
+// "(flash<64, 64>)" as LAUNCH was given it -> "flash<64, 64>".
+void sim_kernel_name(const char *text, char *out, size_t size);
 
 // ---- scheduler.c --------------------------------------------------------------------------------
 
@@ -175,6 +189,14 @@ struct request {
 // Puts the lanes' logs together and counts, as far as it is known what each lane does next.
 void meter_warp(struct worker *, struct warp *);
 
+// ---- profile.c ----------------------------------------------------------------------------------
+
+void profile_global(struct worker *, const struct request *);
+void profile_shared(struct worker *, const struct request *, int wavefronts, int ideal);
+void profile_add(struct profile *);         // to the sums of all workers; empties this one
+void profile_forget(struct profile *);
+void profile_reset(void);                   // forgets the sums
+
 // ---- detect.c -----------------------------------------------------------------------------------
 
 void detect_request(struct worker *, const struct request *);
@@ -198,6 +220,8 @@ static inline uint32_t symbols_pc(const void *return_address) {
 }
 // "step00_naive/attention.cu:41" of the access before `pc`; valid until this thread asks again.
 const char *symbols_place(uint32_t pc);
+// The same for many pcs at once.
+void symbols_places(const uint32_t *pc, int count, struct place *out);
 // Bytes of __shared__ arrays that the kernel declares.
 size_t symbols_static_smem(const void *kernel);
 // A map of the TLS segment: 1 for each byte of the kernel's __shared__ arrays and of the first

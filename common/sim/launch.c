@@ -29,8 +29,7 @@ static struct {
 
 // ---- errors --------------------------------------------------------------------------------
 
-// "(flash<64, 64>)" as LAUNCH was given it -> "flash<64, 64>".
-static void kernel_name(const char *text, char *out, size_t size) {
+void sim_kernel_name(const char *text, char *out, size_t size) {
     size_t n = strlen(text);
     bool wrapped = n > 2 && text[0] == '(' && text[n - 1] == ')';
     snprintf(out, size, "%.*s", (int)(wrapped ? n - 2 : n), text + wrapped);
@@ -40,7 +39,7 @@ static void keep_error(const char *message) {
     pthread_mutex_lock(&grid.lock);
     if (!grid.failed && !first_error[0]) {
         char kernel[48];
-        kernel_name(sim_now->kernel, kernel, sizeof kernel);
+        sim_kernel_name(sim_now->kernel, kernel, sizeof kernel);
         snprintf(first_error, sizeof first_error, "%s: %s", kernel, message);
     }
     grid.failed = true;
@@ -76,7 +75,7 @@ void sim_warn(const char *format, ...) {
     pthread_mutex_lock(&grid.lock);
     if (!first_warning[0]) {
         char kernel[48];
-        kernel_name(sim_now->kernel, kernel, sizeof kernel);
+        sim_kernel_name(sim_now->kernel, kernel, sizeof kernel);
         snprintf(first_warning, sizeof first_warning, "%s: %s", kernel, what);
     }
     pthread_mutex_unlock(&grid.lock);
@@ -151,7 +150,8 @@ static bool take_block(uint64_t *number) {
     return more;
 }
 
-static void add_tally(struct tally *t) {
+static void add_tally(struct worker *w) {
+    struct tally *t = &w->tally;
     pthread_mutex_lock(&grid.lock);
     for (int b = 1; b < sim_buffers; b++)
         for (int k = 0; k < SIM_KINDS; k++) {
@@ -162,6 +162,7 @@ static void add_tally(struct tally *t) {
     counts.accesses += t->accesses;
     counts.wavefronts += t->wavefronts;
     counts.ideal_wavefronts += t->ideal_wavefronts;
+    profile_add(&w->profile);
     pthread_mutex_unlock(&grid.lock);
     memset(t, 0, sizeof *t);
 }
@@ -176,12 +177,13 @@ static void keep_suspicion(struct worker *w) {
 
 static void run_worker(struct worker *w, const uint8_t *shared_owner) {
     w->fast = options.fast;
+    w->profiling = options.profile;
     w->shared_owner = shared_owner;
     uint64_t block;
     if (!make_threads(w, sim_now->block)) keep_error("no memory for the stacks of a block's threads");
     while (take_block(&block)) scheduler_run_block(w, block);
     keep_suspicion(w);
-    add_tally(&w->tally);
+    add_tally(w);
 }
 
 // ---- the pool of OS threads --------------------------------------------------------------------
@@ -290,7 +292,7 @@ static void check_launch(const struct sim_launch *l, size_t fixed, char *why, si
 
 static void count_launch(const struct sim_launch *l, size_t fixed) {
     if (counts.launch_names < 64)
-        kernel_name(l->kernel, counts.launch_name[counts.launch_names++], sizeof counts.launch_name[0]);
+        sim_kernel_name(l->kernel, counts.launch_name[counts.launch_names++], sizeof counts.launch_name[0]);
     counts.launches++;
     if (fixed + l->dynamic_smem > counts.smem_per_block) counts.smem_per_block = fixed + l->dynamic_smem;
 }
@@ -328,6 +330,7 @@ void sim_reset(const struct sim_options *o) {
     first_error[0] = first_warning[0] = 0;
     attributes = 0;
     memset(&counts, 0, sizeof counts);
+    profile_reset();
     for (int b = 1; b < sim_buffers; b++) {
         memset(&sim_buffer[b].total, 0, sizeof sim_buffer[b].total);
         memset(sim_buffer[b].distinct, 0, sizeof sim_buffer[b].distinct);

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static bool fast;
+static bool fast, profiling;
 
 // The shape of an H200, so that a kernel makes the same choices here as there.
 enum { H200_SM = 90, H200_SM_COUNT = 132 };
@@ -15,6 +15,7 @@ enum { H200_SM = 90, H200_SM_COUNT = 132 };
 bool machine_open(const struct machine_options *options, struct machine *out, char *why, size_t why_size) {
     (void)why, (void)why_size;    // there is always a CPU
     fast = options->fast;
+    profiling = options->profile;
     sim_reset(&(struct sim_options){.fast = fast});
     *out = (struct machine){.simulated = true,
                             .name = "SIMT simulator",
@@ -62,7 +63,7 @@ static void add_buffer(struct measurement *m, const struct sim_buffer_counts *c)
 }
 
 void machine_run(const struct machine_work *work, struct measurement *out) {
-    struct sim_options options = {.fast = fast, .smem_limit = work->problem->smem};
+    struct sim_options options = {.fast = fast, .profile = profiling, .smem_limit = work->problem->smem};
     static struct sim_counts counts;    // large, and only one pass runs at a time
     *out = (struct measurement){0};
     sim_reset(&options);
@@ -77,6 +78,11 @@ void machine_run(const struct machine_work *work, struct measurement *out) {
     for (int i = 0; i < counts.launch_names && i < MACHINE_MAX_LAUNCHES; i++)
         memcpy(out->launch[i].kernel, counts.launch_name[i], sizeof out->launch[i].kernel);
     for (int i = 0; i < counts.buffers; i++) add_buffer(out, &counts.buffer[i]);
+}
+
+int machine_profile(struct profile_line **lines) {
+    *lines = NULL;
+    return profiling ? sim_profile(lines) : 0;
 }
 
 // A simulator has counts, which machine_run has taken, and no times.

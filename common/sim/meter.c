@@ -44,6 +44,7 @@ static void count_global(struct worker *w, const struct request *r) {
     int n = 0;
     for (int i = 0; i < r->lanes; i++) n = add_sector(set, n, r->lane[i]->address / 32);
     for (int i = 0; i < n; i++) count_sector(w, set[i], r->lane[0]->kind);
+    if (w->profiling) profile_global(w, r);
 }
 
 // ---- shared memory: wavefronts ---------------------------------------------------------------
@@ -70,12 +71,15 @@ static int group_wavefronts(const struct request *r, int first, int last) {
 }
 
 static void count_shared(struct worker *w, const struct request *r) {
-    int size = r->lane[0]->size, group = 128 / (size < 4 ? 4 : size);
+    int size = r->lane[0]->size, group = 128 / (size < 4 ? 4 : size), wavefronts = 0, groups = 0;
     for (int first = 0, last; first < r->lanes; first = last) {
         for (last = first; last < r->lanes && r->number[last] / group == r->number[first] / group;) last++;
-        w->tally.wavefronts += (unsigned)group_wavefronts(r, first, last);
-        w->tally.ideal_wavefronts++;
+        wavefronts += group_wavefronts(r, first, last);
+        groups++;
     }
+    w->tally.wavefronts += (unsigned)wavefronts;
+    w->tally.ideal_wavefronts += (unsigned)groups;
+    if (w->profiling) profile_shared(w, r, wavefronts, groups);
 }
 
 // ---- putting the lanes' logs together ----------------------------------------------------------

@@ -72,6 +72,7 @@ int sim_allow_dynamic_smem(const void *function, int bytes);
 
 struct sim_options {
     bool fast;                   // count bytes only: no sectors, no conflicts, no distinct
+    bool profile;                // count for each source line, for sim_profile
     int workers;                 // OS threads; 0: one for each processor
     size_t smem_limit;           // most shared memory of a block; 0: 227 KB, as on sm_90
 };
@@ -114,6 +115,11 @@ struct sim_counts {
     char launch_name[64][48];
 };
 void sim_counts(struct sim_counts *);
+
+// What each source line asked for (profile.h) in all launches since sim_reset, global memory before
+// shared, the most expensive line first. Returns how many; the caller frees them.
+struct profile_line;
+int sim_profile(struct profile_line **lines);
 
 #ifdef __cplusplus
 }

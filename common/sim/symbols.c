@@ -160,25 +160,54 @@ const char *symbols_shared_name(size_t offset, size_t *start, size_t *size) {
 
 // ---- source lines ------------------------------------------------------------------------------
 
-// "…/step00_naive/attention.cu:41 (discriminator 2)" -> "step00_naive/attention.cu:41"
+// "./step00_naive/attention.cu:41 (discriminator 2)" -> "step00_naive/attention.cu:41"
 static void tidy(char *line) {
     line[strcspn(line, "\n")] = 0;
     char *note = strstr(line, " (");
     if (note) *note = 0;
-    if (!strncmp(line, "./", 2)) memmove(line, line + 2, strlen(line) - 1);
+    while (!strncmp(line, "./", 2)) memmove(line, line + 2, strlen(line) - 1);
 }
 
-// Binutils' addr2line reads the debug information; -i unfolds inlined functions, innermost first,
-// and the first that is not the simulator's own header is where the kernel stands.
-const char *symbols_place(uint32_t pc) {
-    char *line = sim_worker->place, command[120];
-    const size_t size = sizeof sim_worker->place;
-    snprintf(command, sizeof command, "addr2line -i -e /proc/%d/exe 0x%x 2>/dev/null", (int)getpid(), pc - 1);
+static FILE *start_addr2line(const uint32_t *pc, int count) {
+    char *command = NULL;
+    size_t size;
+    FILE *text = open_memstream(&command, &size);
+    if (!text) return NULL;
+    fprintf(text, "addr2line -a -i -e /proc/%d/exe", (int)getpid());
+    for (int i = 0; i < count; i++) fprintf(text, " 0x%x", pc[i] - 1);    // in the call, not after it
+    fprintf(text, " 2>/dev/null");
+    fclose(text);
     FILE *f = popen(command, "r");
-    line[0] = 0;
-    while (f && fgets(line, (int)size, f) && strstr(line, "sim/cuda.h")) continue;
+    free(command);
+    return f;
+}
+
+static bool in_simulator(const char *line) { return strstr(line, "sim/cuda.h") != NULL; }
+
+// Binutils' addr2line reads the debug information. With -a the answer for each pc begins with the
+// number itself; -i unfolds inlined functions, innermost first, and the first that is not the
+// simulator's own header is where the kernel stands.
+void symbols_places(const uint32_t *pc, int count, struct place *out) {
+    char line[sizeof out->text];
+    int i = -1;
+    for (int k = 0; k < count; k++) out[k].text[0] = 0;
+    FILE *f = count ? start_addr2line(pc, count) : NULL;
+    while (f && fgets(line, sizeof line, f)) {
+        if (!strncmp(line, "0x", 2)) i++;
+        else if (i >= 0 && i < count && (!out[i].text[0] || in_simulator(out[i].text)))
+            memcpy(out[i].text, line, sizeof line);
+    }
     if (f) pclose(f);
-    tidy(line);
-    if (!line[0] || line[0] == '?') snprintf(line, size, "pc 0x%x (install binutils for the line)", pc);
-    return line;
+    for (i = 0; i < count; i++) {
+        char *text = out[i].text;
+        tidy(text);
+        if (!text[0] || text[0] == '?')
+            snprintf(text, sizeof out->text, "pc 0x%x (install binutils for the line)", pc[i]);
+    }
+}
+
+const char *symbols_place(uint32_t pc) {
+    struct place *place = &sim_worker->place;
+    symbols_places(&pc, 1, place);
+    return place->text;
 }
