@@ -76,21 +76,25 @@ endif
 Q := $(if $(V),,@)
 say = $(if $(V),,@printf '  %-6s %s\n' $(1) $@)
 
+# Objects of another compiler are of no use: this file changes when the compiler does.
+COMPILER := $(BUILD)/compiler
+$(shell mkdir -p $(BUILD); echo '$(CC) $(CXX)' | cmp -s - $(COMPILER) || echo '$(CC) $(CXX)' >$(COMPILER))
+
 # ---- compiling -----------------------------------------------------------------------------------
 
-$(BUILD)/harness/%.o: common/%.c
+$(BUILD)/harness/%.o: common/%.c $(COMPILER)
 	@mkdir -p $(@D)
 	$(call say,CC)
 	$(Q)$(CC) $(CFLAGS) -MMD -c $< -o $@
-$(BUILD)/sim/%.o: common/sim/%.c
+$(BUILD)/sim/%.o: common/sim/%.c $(COMPILER)
 	@mkdir -p $(@D)
 	$(call say,CC)
 	$(Q)$(CC) $(CFLAGS) -MMD -c $< -o $@
-$(BUILD)/sim/%.o: %.cu
+$(BUILD)/sim/%.o: %.cu $(COMPILER)
 	@mkdir -p $(@D)
 	$(call say,SIM)
 	$(Q)$(CXX) $(SIM_CXXFLAGS) -MMD -c $< -o $@
-$(BUILD)/tests/%.o: tests/%.c
+$(BUILD)/tests/%.o: tests/%.c $(COMPILER)
 	@mkdir -p $(@D)
 	$(call say,CC)
 	$(Q)$(CC) $(CFLAGS) -MMD -c $< -o $@

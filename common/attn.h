@@ -67,7 +67,7 @@ struct attn_traffic {
     uint64_t load, store, atomic, tma_load, tma_store;
 };
 
-// One rung of the ladder.
+// One rung of the ladder. (FP8, the TMA fields and exact_sm are there for the steps that need them.)
 struct attn_kernel {
     const char *step;               // its folder, "step00_naive"
     int rung;                       // its place among the step's rungs, from 1

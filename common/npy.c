@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "elements are copied as they are");
 
@@ -244,6 +245,9 @@ static bool read_array(struct reader *r, struct header *h, double **data) {
 
 bool npy_read(const char *path, int *dims, uint64_t shape[NPY_MAX_DIMS], double **data, char *why,
               size_t why_size) {
+    struct stat s;
+    bool waits = !stat(path, &s) && !S_ISREG(s.st_mode) && !S_ISDIR(s.st_mode);    // a pipe, say
+    if (waits) return refuse(why, why_size, "%s: not a file; save the array with numpy.save", path);
     struct reader r = {fopen(path, "rb"), path, why, why_size};
     struct header h = {0};
     *data = NULL;

@@ -105,8 +105,9 @@ static void print_error(const struct result *r) {
         error = fmax(error, isnan(r->check[i].error) ? INFINITY : r->check[i].error);
         of_bar = fmax(of_bar, isnan(r->check[i].of_bar) ? INFINITY : r->check[i].of_bar);
     }
-    if (r->checks) printf("%8.1e %6.0f%% ", error, 100 * of_bar);
-    else printf("%8s %7s ", "-", "-");
+    if (!r->checks) printf("%8s %7s ", "-", "-");
+    else if (of_bar < 100) printf("%8.1e %6.0f%% ", error, 100 * of_bar);
+    else printf("%8.1e %7s ", error, ">9999%");
 }
 
 static void print_row(const struct reporter *to, const struct result *r) {
@@ -140,19 +141,21 @@ static void print_pair(const char *label, uint64_t load, uint64_t store, const c
     printf("  %-11s%18" PRIu64 "%18" PRIu64 "%16s   %s\n", label, load, store, "", meaning);
 }
 
+static void print_buffer(const struct machine_buffer *b, const char *kind, uint64_t wanted, uint64_t sectors) {
+    if (!wanted) return;
+    printf("  %-8s%15" PRIu64 "   %-7s%18" PRIu64, b->name, b->size, kind, wanted);
+    if (sectors) printf("%18" PRIu64 "%10.1f%%", 32 * sectors, 100.0 * (double)wanted / (32.0 * (double)sectors));
+    printf("\n");
+}
+
 static void print_buffers(const struct measurement *m) {
-    printf("\n  %-8s%15s | %-50s | %s\n", "buffer", "size", "loads: wanted by threads, moved in sectors, used",
-           "stores: likewise");
+    printf("\n  %-8s%15s   %-7s%18s", "buffer", "size", "", "threads want");
+    printf(m->has_asked ? "%18s%11s\n" : "\n", "sectors move", "used");
     for (int i = 0; i < m->buffers; i++) {
         const struct machine_buffer *b = &m->buffer[i];
-        if (!(b->load_bytes + b->store_bytes + b->atomic_bytes)) continue;
-        printf("  %-8s%15" PRIu64 " |", b->name, b->size);
-        const uint64_t wanted[] = {b->load_bytes, b->store_bytes}, moved[] = {32 * b->load_sectors, 32 * b->store_sectors};
-        for (int k = 0; k < 2; k++) {
-            if (wanted[k]) printf("%19" PRIu64 "%19" PRIu64 " %9.1f%%", wanted[k], moved[k], moved[k] ? 100.0 * (double)wanted[k] / (double)moved[k] : 0);
-            else printf("%49s", "");
-            printf("%s", k ? "\n" : "  |");
-        }
+        print_buffer(b, "load", b->load_bytes, b->load_sectors);
+        print_buffer(b, "store", b->store_bytes, b->store_sectors);
+        print_buffer(b, "atomic", b->atomic_bytes, b->atomic_sectors);
     }
 }
 
@@ -164,7 +167,7 @@ static void print_detail(const struct reporter *to, const struct result *r) {
     if (m->has_l2) print_pair("L2", m->l2_read, m->l2_write, "what missed L1");
     if (m->has_dram) print_pair("DRAM", m->dram_read, m->dram_write, "what missed L2, or was written back");
     if (m->has_distinct) print_pair("distinct", m->distinct_read, m->distinct_write, "sectors, counted once per launch");
-    if (to->machine->simulated && m->has_asked) print_buffers(m);
+    if (to->machine->simulated) print_buffers(m);
     printf("\n");
     for (int i = 0; i < m->launches && i < MACHINE_MAX_LAUNCHES; i++) {
         printf("  launch %d: %s", i + 1, m->launch[i].kernel);
@@ -320,7 +323,7 @@ void report_result(struct reporter *to, const struct result *r) {
     } else {
         if (to->titled != r->prepared->number) print_title(to, r);
         print_row(to, r);
-        if (to->detail && has_run(r)) print_detail(to, r);
+        if (to->detail && has_run(r) && !r->measured.error[0]) print_detail(to, r);    // after a fault the counts are of a part
         if (to->profile) print_profile(to, r);
     }
     fflush(stdout);
