@@ -59,7 +59,7 @@ TEST_C   := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/test_*.c))
 TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/*.cu))
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
 
-.PHONY: all sim gpu run test fill deps help list clean bench-sim gallery format numpy-cases
+.PHONY: all sim gpu run test fill book deps help list clean bench-sim gallery format numpy-cases
 .DELETE_ON_ERROR:
 all: sim gpu                ## build everything that this machine can build
 
@@ -158,12 +158,17 @@ list: $(BUILD)/sim/ladder   ## the kernels that there are
 
 test: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery numpy-cases    ## all tests, on the simulator (needs `make deps` once)
 	$(if $(filter build,$(BUILD)),$(PYTHON) notes/fill.py --check $(PAGES))
+	$(PYTHON) notes/book.py --check
+	$(PYTHON) tests/test_book.py
 	$(PYTHON) tests/crosscheck.py $(BUILD)/sim/ladder $(BUILD)
 	BUILD=$(BUILD) $(BUILD)/sim/run_tests
 
 PAGES    := README.md $(wildcard step*/README.md notes/*.md)
 fill: sim $(BUILD)/sim/gallery                 ## write what programs print into README.md and the steps' pages
 	$(PYTHON) notes/fill.py $(PAGES)
+
+book:                       ## the chapters as one page, build/book/book.html
+	$(PYTHON) notes/book.py $(BUILD)/book
 
 numpy-cases:
 	@$(PYTHON) tests/numpy_reference.py $(BUILD)/numpy_cases

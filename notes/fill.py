@@ -9,6 +9,7 @@
     notes/fill.py --check FILE...   fails, naming the block, when one is out of date
 """
 import csv
+import os
 import re
 import subprocess
 import sys
@@ -35,9 +36,14 @@ def total(row, prefix):
     return bytes_text(sum(int(c) for c in cells)) if any(cells) else ""
 
 
-def ladder(path):
+def read_csv(path):
     with open(path) as file:
-        rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
+        return list(csv.DictReader(line for line in file if not line.startswith("#")))
+
+
+def ladder(path, page):
+    rows = read_csv(path)
+    link = os.path.relpath(path, os.path.dirname(page) or ".")
     text = "| step | kernel | asked of HBM | through L2 | through DRAM | workspace | time | TFLOP/s |\n"
     text += "|---|---|--:|--:|--:|--:|--:|--:|\n"
     for r in rows:
@@ -50,13 +56,13 @@ def ladder(path):
     text += (f"\n{r['device']}, driver {r['driver']}, {r['date']}: B {r['batch']}, H {r['heads']}, "
              f"N {r['seqlen_q']}, d {r['head_dim']}, {r['dtype']}, "
              f"{'causal' if r['causal'] == '1' else 'no mask'}; reading each input and writing each output once "
-             f"would be {least}. `{r['command']}` ([all columns]({path})).\n")
+             f"would be {least}. `{r['command']}` ([all columns]({link})).\n")
     return text
 
 
-def fill(match):
-    kind, what = match.group(2), match.group(3)
-    return match.group(1) + (run if kind == "run" else ladder)(what) + match.group(5)
+def fill(match, page):
+    start, kind, what, _, end = match.groups()
+    return start + (run(what) if kind == "run" else ladder(what, page)) + end
 
 
 def main(words):
@@ -65,7 +71,7 @@ def main(words):
     for path in words[check:]:
         with open(path) as file:
             old = file.read()
-        new = BLOCK.sub(fill, old)
+        new = BLOCK.sub(lambda match: fill(match, path), old)
         if old.count("<!-- end -->") != len(BLOCK.findall(old)):
             sys.exit(f"{path}: a block is not closed by <!-- end -->, or an end has no block")
         if new == old:
@@ -78,4 +84,5 @@ def main(words):
         sys.exit(f"out of date: {' '.join(stale)}; `make fill` rewrites the blocks, look at the difference")
 
 
-main(sys.argv[1:])
+if __name__ == "__main__":
+    main(sys.argv[1:])
