@@ -2,8 +2,8 @@
 
     python3 tests/crosscheck.py build/sim/ladder SCRATCH_FOLDER
 
-runs the program on each case below with --dump, reads Q, K, V, O and LSE back, and computes O and
-LSE again, one query at a time. So it checks what the C tests cannot: that the oracle, the options
+runs the program on each case below with --dump, reads its tensors back, and computes O, LSE and the
+gradients again with the NumPy of step00 (step00_naive/attention.py). So it checks what the C tests cannot: that the oracle, the options
 and the .npy files do not share a mistake. FP8 kernels are left out: they are judged by RMSE.
 """
 import csv
@@ -15,6 +15,9 @@ import sys
 import tempfile
 
 import numpy as np
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "step00_naive"))
+from attention import attention, attention_backward  # noqa: E402
 
 CASES = [
     # B  H Hkv  Nq   Nk    d  causal  further options
@@ -43,12 +46,12 @@ CASES = [
 TYPES = ("fp32", "fp16", "bf16", "fp8")
 # Half a unit in the last place of 1: the largest relative error of one rounding.
 ROUNDING = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
-# Below its normal numbers fp16 rounds to multiples of 2^-24. The other types keep fp32's exponents.
-UNDERFLOW = {"fp32": 0.0, "fp16": 2.0**-25, "bf16": 0.0}
+# Below its normal numbers fp16 rounds to multiples of 2^-24; the other types may flush to 0 there.
+UNDERFLOW = {"fp32": 2.0**-126, "fp16": 2.0**-25, "bf16": 2.0**-126}
 
 
-def attention_row(q, K, V, scale, dtype):
-    """O [d] and LSE of the query q [d] that sees the keys K, V [n, d], and how far each may be off.
+def bounds(Q, K, V, scale, causal, dtype):
+    """O, LSE and P of one head by step00's NumPy, and how far O and LSE may be off.
 
     The bound is the worst case of rounding, in terms of u = 2^-24 (twice, as matrix units cut off
     instead of rounding), to first order:
@@ -57,16 +60,40 @@ def attention_row(q, K, V, scale, dtype):
       P = exp(S) / l has delta twice, in exp(S) and in l, and PV sums n products; then P and O are
       rounded to the data type:        (2 delta + 2u (2n + 16) + 3 ROUNDING) P |V|  + underflow
     """
-    if len(K) == 0:
-        return np.zeros_like(q), -np.inf, 0.0, 0.0
+    O, LSE, P = attention(Q, K, V, scale, causal)
     n, u = len(K), 2.0**-24
-    S = scale * (K @ q)
-    exp_S = np.exp(S - S.max())
-    P, LSE = exp_S / exp_S.sum(), S.max() + np.log(exp_S.sum())
-    delta = 2 * u * (len(q) + 6) * scale * (np.abs(K) @ np.abs(q)).max()
-    relative = 2 * delta + 2 * u * (2 * n + 16) + 3 * ROUNDING[dtype]
+    delta = 2 * u * (Q.shape[1] + 6) * scale * (np.abs(Q) @ np.abs(K).T * (P > 0)).max(axis=1)
+    relative = (2 * delta + 2 * u * (2 * n + 16) + 3 * ROUNDING[dtype])[:, None]
     off_O = relative * (P @ np.abs(V)) + UNDERFLOW[dtype] * (1 + np.abs(V).sum(axis=0))
-    return P @ V, LSE, off_O, delta + 2 * u * (n + 8) + 2 * u * abs(LSE)
+    seen = np.isfinite(LSE)    # a query that sees no key: exactly -inf, and O exactly 0
+    off_LSE = np.where(seen, delta + 2 * u * (n + 8) + 2 * u * np.abs(np.where(seen, LSE, 0)), 0)
+    return O, LSE, P, np.where(seen[:, None], off_O, 0), off_LSE, relative
+
+
+def gradient_bounds(Q, K, V, dO, P, scale, relative, dtype):
+    """dQ, dK, dV of one head by step00's NumPy, and how far each may be off, to first order:
+      dP sums d products:                     e_dP = 2u (d + 2) |dO| |V|^T
+      D sums P dP over the row:               e_D = rowsum(e_P |dP| + P e_dP) + 2u n rowsum(P |dP|)
+      dS = P (dP - D), rounded to the type:   e_dS = e_P |dP - D| + P (e_dP + e_D) + 2 ROUNDING |dS|
+      and a product with e elements of error adds 2u (n + 4) times the sum of magnitudes, and the
+      rounding of the result.
+    """
+    r, u, d = ROUNDING[dtype], 2.0**-24, Q.shape[1]
+    dQ, dK, dV = attention_backward(Q, K, V, dO, P, scale)
+    dP = dO @ V.T
+    D = (P * dP).sum(axis=1, keepdims=True)
+    dS, e_P = P * (dP - D), relative * P + UNDERFLOW[dtype]
+    e_dP = 2 * u * (d + 2) * (np.abs(dO) @ np.abs(V).T)
+    n = sum(P.shape) + 4
+    e_D = (e_P * np.abs(dP) + P * e_dP).sum(axis=1, keepdims=True) + \
+        (2 * u * n + 3 * r) * (P * np.abs(dP)).sum(axis=1, keepdims=True)
+    e_dS = e_P * np.abs(dP - D) + P * (e_dP + e_D) + 2 * (r + u) * np.abs(dS) + UNDERFLOW[dtype]
+
+    def product(e, A, B):
+        return (e + (2 * u * n + 2 * r) * np.abs(A)) @ np.abs(B) + UNDERFLOW[dtype]
+
+    return ((dQ, scale * product(e_dS, dS, K)), (dK, scale * product(e_dS.T, dS.T, Q)),
+            (dV, product(e_P.T, P.T, dO)))
 
 
 def share_of_bound(got, want, bound):
@@ -84,21 +111,41 @@ def load(folder, name, shape):
     return array.astype(np.float64)
 
 
-def compare(folder, case, dtype):
-    """The largest share of the bound, over all rows of O and LSE in the folder."""
+def compare_head(at, tensors, scale, causal, dtype, sums):
+    """The largest share of the bound over O and LSE of one head; adds its gradients to `sums`."""
+    Q, K, V, O, LSE, dO = tensors
+    right_O, right_LSE, P, off_O, off_LSE, relative = bounds(Q, K, V, scale, causal, dtype)
+    if dO is not None:
+        for total, part in zip(sums, gradient_bounds(Q, K, V, dO, P, scale, relative, dtype)):
+            total[0][at] += part[0]
+            total[1][at] += part[1]
+    return max(share_of_bound(O, right_O, off_O), share_of_bound(LSE, right_LSE, off_LSE))
+
+
+def compare(folder, case, dtype, backward):
+    """The largest share of the bound, over all that the folder holds."""
     B, H, Hkv, Nq, Nk, d, causal, further = case
-    Q, O = (load(folder, name, (B, H, Nq, d)) for name in "QO")
-    K, V = (load(folder, name, (B, Hkv, Nk, d)) for name in "KV")
+    q_shape, kv_shape = (B, H, Nq, d), (B, Hkv, Nk, d)
+    Q, O = (load(folder, name, q_shape) for name in "QO")
+    K, V = (load(folder, name, kv_shape) for name in "KV")
     LSE = load(folder, "LSE", (B, H, Nq))
+    dO = load(folder, "dO", q_shape) if backward else None
     words = further.split()
     scale = float(np.float32(words[words.index("--scale") + 1] if "--scale" in words else d**-0.5))
     worst = 0.0
-    for b, h, i in np.ndindex(B, H, Nq):
-        sees = max(0, i + Nk - Nq + 1) if causal else Nk    # keys 0 .. sees - 1
-        k, v = (x[b, h // (H // Hkv), :sees] for x in (K, V))
-        o, lse, off_O, off_LSE = attention_row(Q[b, h, i], k, v, scale, dtype)
-        worst = max(worst, share_of_bound(O[b, h, i], o, off_O),
-                    share_of_bound(LSE[b, h, i], lse, off_LSE))
+    # [gradient, how far it may be off]; heads that share a key/value head add to the same dK and dV.
+    grads = [[np.zeros(s), np.zeros(s)] for s in (q_shape, kv_shape, kv_shape)]
+    for b, h in np.ndindex(B, H):
+        kv = h // (H // Hkv)
+        sums = [[x[b, h if i == 0 else kv][None] for x in grads[i]] for i in range(3)]
+        tensors = (Q[b, h], K[b, kv], V[b, kv], O[b, h], LSE[b, h], None if dO is None else dO[b, h])
+        worst = max(worst, compare_head(0, tensors, scale, causal, dtype, sums))
+    if backward:
+        group = 2.0**-24 * 2 * (H // Hkv)
+        for name, (right, off) in zip(("dQ", "dK", "dV"), grads):
+            got = load(folder, name, right.shape)
+            off += (group + ROUNDING[dtype]) * np.abs(right) + UNDERFLOW[dtype]
+            worst = max(worst, share_of_bound(got, right, off))
     return worst
 
 
@@ -117,14 +164,14 @@ def list_kernels(program):
 
 
 def run(program, line, folder):
-    """The program's rows, {kernel: result}, after it has written the tensors to the folder."""
-    command = [program, *shlex.split(line), "--format", "csv", "--dump", folder]
+    """The program's rows, {(kernel, pass): result}, after it has written the tensors to the folder."""
+    command = [program, *shlex.split(line), "--pass", "both", "--format", "csv", "--dump", folder]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     rows = list(csv.DictReader(done.stdout.splitlines()))
     if done.returncode not in (0, 3):     # 3: no kernel takes this shape in this type
         wrong = [f"{row['kernel']}: {row['why']}" for row in rows if row["result"] == "wrong"]
         sys.exit(f"exit status {done.returncode} at {line}: {done.stderr.strip()}{wrong}")
-    return {row["kernel"]: row["result"] for row in rows}
+    return {(row["kernel"], row["pass"]): row["result"] for row in rows}
 
 
 def check(program, case, dtype, several, shares):
@@ -132,10 +179,12 @@ def check(program, case, dtype, several, shares):
     line = options(case, dtype)
     # A new folder each time: what an earlier run left must not pass for this one's.
     with tempfile.TemporaryDirectory(dir=sys.argv[2]) as folder:
-        for name, result in run(program, line, folder).items():
-            if result != "ok":
+        results = run(program, line, folder)
+        for (name, which), result in results.items():
+            if result != "ok" or which != "forward":
                 continue    # its row says why it does not take this shape or type
-            share = compare(os.path.join(folder, name) if several else folder, case, dtype)
+            backward = results.get((name, "backward")) == "ok"
+            share = compare(os.path.join(folder, name) if several else folder, case, dtype, backward)
             if not share <= 1:
                 sys.exit(f"{name}: {share:.3g} times the rounding bound at {line}")
             shares[name, dtype].append(share)

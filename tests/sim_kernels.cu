@@ -335,7 +335,7 @@ __global__ void last_block(const float *a, float *b) {
     if (last) b[1024 + t] = b[t] + b[32 + t] + b[64 + t] + b[96 + t];
 }
 // Two buffers by turns: one barrier a turn is enough.
-__global__ void two_buffers(const float *a, float *b) {
+__global__ void by_turns(const float *a, float *b) {
     __shared__ float tile[2][64];
     int t = threadIdx.x;
     for (int i = 0; i < 6; i++) {
@@ -431,7 +431,7 @@ static const struct {
     {"halves_across_blocks", [](A x) { LAUNCH(halves_across_blocks, 20, 64, 0, x.b); }},
     {"producer_below", [](A x) { LAUNCH(producer_below, 1, 32, 0, x.a, x.b); }},
     {"last_block", [](A x) { LAUNCH(last_block, 4, 32, 0, x.a, x.b); }},
-    {"two_buffers", [](A x) { LAUNCH(two_buffers, 1, 64, 0, x.a, x.b); }},
+    {"by_turns", [](A x) { LAUNCH(by_turns, 1, 64, 0, x.a, x.b); }},
     {"long_and_uneven", [](A x) { LAUNCH(long_and_uneven, 1, 32, 0, x.a, x.b, x.n); }},
     {"empty_launch", [](A x) { LAUNCH(copy4, 0, 32, 0, x.a, x.b); }},
     {"too_many_threads", [](A x) { LAUNCH(copy4, 1, 1025, 0, x.a, x.b); }},

@@ -427,7 +427,8 @@ static const char heading[] =
     "asked_load,asked_store,asked_atomic,asked_tma_load,asked_tma_store,"
     "L2_read,L2_write,DRAM_read,DRAM_write,distinct_read,distinct_write,"
     "compulsory,workspace,smem_per_block,bank_conflicts,launches,"
-    "time_us,TFLOPs,peak_TFLOPs,peak_GBs,launch_us,command";
+    "time_us,TFLOPs,peak_TFLOPs,peak_GBs,launch_us,command,"
+    "error_dQ,of_bar_dQ,error_dK,of_bar_dK,error_dV,of_bar_dV";
 
 // Of --profile.
 static const char profile_heading[] =

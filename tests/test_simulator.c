@@ -320,7 +320,7 @@ Test(simulator, a_reset_must_come_before_the_atomics) {
 
 Test(simulator, nobody_is_accused_wrongly) {
     static const char *const innocent[] = {"update_in_place", "running_value", "halves_in_place", "halves_across_blocks",
-                                           "producer_below", "last_block", "two_buffers", "exchange", "half_warps"};
+                                           "producer_below", "last_block", "by_turns", "exchange", "half_warps"};
     for (int round = 0; round < 20; round++)    // blocks meet in other orders each time
         for (unsigned i = 0; i < sizeof innocent / sizeof *innocent; i++) {
             memset(b, 0, WORDS * sizeof *b);
