@@ -25,6 +25,11 @@ WARNINGS := -Wall -Wextra -Werror
 KERNEL_WARNINGS := $(WARNINGS) -Wno-missing-field-initializers -Wno-unknown-pragmas
 # No fused multiply-add on the host: the seeded inputs are the same bits with every compiler.
 CFLAGS   := -std=c11 -D_GNU_SOURCE -O2 -g -ffp-contract=off $(WARNINGS) -Icommon
+# SANITIZE=address,undefined checks the C files as they run. The kernels stay as they are: their hooks
+# are those of another sanitizer, and an object can have only one of the two.
+SANITIZE ?=
+SANITIZER := $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all -DSANITIZED)
+CFLAGS   += $(SANITIZER)
 IS_CLANG := $(findstring clang,$(shell $(CXX) --version 2>/dev/null))
 
 # How kernels are compiled for the simulator: so that each access and each basic block calls a hook
@@ -95,7 +100,7 @@ $(BUILD)/gpu/%.o: %.cu
 
 # ---- linking: a program is the harness, a machine and some kernels ---------------------------------
 
-SIM_LINK = $(CXX) -o $@ $(filter %.o,$^) -pthread -lm
+SIM_LINK = $(CXX) $(SANITIZER) -o $@ $(filter %.o,$^) -pthread -lm
 GPU_LINK = $(NVCC) -o $@ $(filter %.o,$^) $(GENCODE) -ldl
 
 define program    # name, step folders

@@ -351,6 +351,9 @@ Test(cli, no_memory_for_the_workspace) {
 }
 
 Test(cli, no_memory_for_the_inputs) {
+#ifdef SANITIZED
+    cr_skip_test("AddressSanitizer reserves terabytes of addresses when the program starts");
+#endif
     limit(RLIMIT_AS, 2000000000); // 2 GB: less than Q alone
     struct output o = ladder("--kernel naive -n 2000000 -d 256");
     expect_one_line("-n 2000000 -d 256", &o, 3);
