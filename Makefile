@@ -10,6 +10,8 @@ CXX      := $(if $(filter default,$(origin CXX)),g++,$(CXX))
 NVCC     ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 PYTHON   ?= /usr/bin/python3
 BUILD    ?= build
+# Where `make test` runs: in the simulator, unless DEVICE=gpu is asked for.
+TEST_ON  := $(or $(DEVICE),sim)
 # The GPU if this machine can build for one and has one, else the simulator.
 HAS_GPU  := $(if $(NVCC),$(shell nvidia-smi -L 2>/dev/null))
 DEVICE   ?= $(if $(HAS_GPU),gpu,sim)
@@ -18,7 +20,9 @@ ARCH     ?= $(if $(HAS_GPU),native,75 80 86 89 90)
 STEP     ?=
 ARGS     ?=
 
-MAKEFLAGS += -j$(shell getconf _NPROCESSORS_ONLN) --no-print-directory
+# A make within make shares the jobs of the one around it.
+JOBS      := $(shell case "$$MAKEFLAGS" in (*jobserver*) ;; (*) echo -j$$(getconf _NPROCESSORS_ONLN) ;; esac)
+MAKEFLAGS += $(JOBS) --no-print-directory
 
 WARNINGS := -Wall -Wextra -Werror
 # A designated initialiser leaves the rest at zero on purpose.
@@ -61,7 +65,8 @@ PROGRAMS := ladder $(foreach s,$(STEPS),step$(call number_of,$(s)))
 TEST_C   := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/test_*.c))
 TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/*.cu))
 
-.PHONY: all sim gpu run test fill deps help list clean bench-sim format numpy-cases
+.PHONY: all sim gpu run test test-sim test-gpu need-gpu \
+        fill deps help list clean bench-sim format numpy-cases
 .DELETE_ON_ERROR:
 all: sim gpu                ## build everything that this machine can build
 
@@ -114,6 +119,9 @@ $(foreach s,$(STEPS),$(eval $(call program,step$(call number_of,$(s)),$(s) $(cal
 
 $(BUILD)/sim/run_tests: $(TEST_C) $(TEST_CU) $(LIBRARY) $(SIM) $(addprefix $(BUILD)/sim/,$(call kernels,$(STEPS)))
 	$(SIM_LINK) -lcriterion
+$(BUILD)/gpu/run_tests: $(BUILD)/tests/test_kernels.o $(LIBRARY) $(GPU) $(addprefix $(BUILD)/gpu/,$(call kernels,$(STEPS)))
+	$(GPU_LINK) -lcriterion
+
 $(BUILD)/sim/bench: $(BUILD)/tests/bench_sim.o $(TEST_CU) $(LIBRARY) $(SIM)
 	$(SIM_LINK)
 
@@ -128,10 +136,18 @@ run: $(PROGRAM)             ## the ladder, or STEP=00 alone; DEVICE=sim|gpu, ARG
 list: $(BUILD)/sim/ladder   ## the kernels that there are
 	@$< --list
 
-test: sim $(BUILD)/sim/run_tests numpy-cases    ## all tests, on the simulator (needs `make deps` once)
+test: test-$(TEST_ON)       ## all tests, on the simulator; DEVICE=gpu: the kernels, on the GPU (needs `make deps` once)
+
+test-sim: sim $(BUILD)/sim/run_tests numpy-cases
 	$(if $(filter build,$(BUILD)),$(PYTHON) notes/fill.py --check $(PAGES))
 	$(PYTHON) tests/crosscheck.py $(BUILD)/sim/ladder $(BUILD)
 	BUILD=$(BUILD) $(BUILD)/sim/run_tests
+
+test-gpu: need-gpu
+	$(BUILD)/gpu/run_tests
+
+need-gpu: $(if $(NVCC),$(BUILD)/gpu/run_tests)
+	@$(if $(HAS_GPU),,echo "No GPU here that the tests could run on: leave DEVICE=gpu away."; exit 1)
 
 PAGES    := README.md $(wildcard step*/README.md)
 fill: sim                   ## write what programs print into README.md and the steps' pages
