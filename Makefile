@@ -65,7 +65,7 @@ PROGRAMS := ladder $(foreach s,$(STEPS),step$(call number_of,$(s)))
 TEST_C   := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/test_*.c))
 TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/*.cu))
 
-.PHONY: all sim gpu run test test-sim test-gpu need-gpu \
+.PHONY: all sim gpu run test test-sim test-gpu need-gpu mutants \
         fill deps help list clean bench-sim format numpy-cases
 .DELETE_ON_ERROR:
 all: sim gpu                ## build everything that this machine can build
@@ -122,6 +122,18 @@ $(BUILD)/sim/run_tests: $(TEST_C) $(TEST_CU) $(LIBRARY) $(SIM) $(addprefix $(BUI
 $(BUILD)/gpu/run_tests: $(BUILD)/tests/test_kernels.o $(LIBRARY) $(GPU) $(addprefix $(BUILD)/gpu/,$(call kernels,$(STEPS)))
 	$(GPU_LINK) -lcriterion
 
+# The tests of one step with a fault in it (tests/mutants.py): $(BUILD)/mutants/NAME/run_tests has, instead of
+# the kernel file FILE=step00_naive/attention.cu, the copy $(BUILD)/mutants/NAME/step00_naive/attention.cu.
+# Of the other steps it has only those that this one needs.
+ifneq ($(FILE),)
+FILE_STEP := $(patsubst %/,%,$(dir $(FILE)))
+FILE_KERNELS := $(addprefix $(BUILD)/sim/,$(call kernels,$(FILE_STEP) $(call links_of,$(FILE_STEP))))
+$(BUILD)/mutants/%.o: $(BUILD)/mutants/%.cu
+	$(CXX) $(SIM_CXXFLAGS) -w -I$(FILE_STEP) -c $< -o $@
+$(BUILD)/mutants/%/run_tests: $(BUILD)/mutants/%/$(FILE:.cu=.o) $(TEST_C) $(TEST_CU) $(LIBRARY) $(SIM) \
+        $(filter-out $(BUILD)/sim/$(FILE:.cu=.o),$(FILE_KERNELS))
+	$(SIM_LINK) -lcriterion
+endif
 $(BUILD)/sim/bench: $(BUILD)/tests/bench_sim.o $(TEST_CU) $(LIBRARY) $(SIM)
 	$(SIM_LINK)
 
@@ -148,6 +160,9 @@ test-gpu: need-gpu
 
 need-gpu: $(if $(NVCC),$(BUILD)/gpu/run_tests)
 	@$(if $(HAS_GPU),,echo "No GPU here that the tests could run on: leave DEVICE=gpu away."; exit 1)
+
+mutants: $(BUILD)/sim/run_tests    ## do the tests notice faults planted in the kernels? in all, or in STEP=00
+	BUILD=$(BUILD) $(PYTHON) tests/mutants.py $(if $(STEP),$(wildcard tests/mutants/step$(STEP)_*.txt),tests/mutants/*.txt)
 
 PAGES    := README.md $(wildcard step*/README.md)
 fill: sim                   ## write what programs print into README.md and the steps' pages

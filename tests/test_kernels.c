@@ -138,3 +138,13 @@ static void real_input(const struct attn_kernel *k, enum attn_dtype dtype) {
 }
 
 Test(kernels, all_are_right_on_real_input) { every_kernel(real_input); }
+
+// A scale that is not 1/sqrt(d), and so large that the first queries, which see few keys, have none
+// with a logit above -87: a maximum that started from 0 would leave them a sum of 0.
+static void large_scale(const struct attn_kernel *k, enum attn_dtype dtype) {
+    struct attn_problem p = {.batch = 1, .heads = 4, .kv_heads = 4, .seqlen_q = 33, .seqlen_k = 33, .head_dim = 64,
+                             .causal = true, .scale = 10, .dtype = dtype};
+    expect_right(k, p, &(struct source){NULL, DATA_NORMAL, 42});
+}
+
+Test(kernels, all_are_right_with_a_large_scale) { every_kernel(large_scale); }
