@@ -65,8 +65,8 @@ PROGRAMS := ladder $(foreach s,$(STEPS),step$(call number_of,$(s)))
 TEST_C   := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/test_*.c))
 TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/*.cu))
 
-.PHONY: all sim gpu run test test-sim test-gpu need-gpu mutants \
-        fill deps help list clean bench-sim format numpy-cases
+.PHONY: all sim gpu run test test-sim test-gpu need-gpu test-full test-more test-shapes test-sanitized test-clang \
+        mutants fill deps help list clean bench-sim format numpy-cases
 .DELETE_ON_ERROR:
 all: sim gpu                ## build everything that this machine can build
 
@@ -161,6 +161,27 @@ test-gpu: need-gpu
 need-gpu: $(if $(NVCC),$(BUILD)/gpu/run_tests)
 	@$(if $(HAS_GPU),,echo "No GPU here that the tests could run on: leave DEVICE=gpu away."; exit 1)
 
+test-full: test             ## test, then every combination of shapes, sanitizers, clang, mutants
+	@$(MAKE) test-more
+
+# One after the other, so that each has all cores; the last line is a test runner's.
+MORE_sim := test-shapes test-sanitized test-clang mutants
+MORE_gpu := test-shapes
+test-more:
+	@set -e; for part in $(MORE_$(TEST_ON)); do echo "$$(date +%T) make $$part"; $(MAKE) $$part; done
+
+# Every kernel on every combination of shape and input; `test` takes every pair.
+test-shapes: $(if $(filter gpu,$(TEST_ON)),need-gpu,$(BUILD)/sim/run_tests)
+	FULL=1 $(BUILD)/$(TEST_ON)/run_tests --filter 'kernels/*'
+
+# All tests again, looking for overflows, use after free, leaks and undefined arithmetic in the C files.
+test-sanitized:
+	$(MAKE) test BUILD=$(BUILD)/asan SANITIZE=address,undefined
+
+NO_CLANG := clang is not installed: the tests are not run with a second compiler.
+test-clang:
+	@$(if $(shell command -v clang++),$(MAKE) test BUILD=$(BUILD)/clang CC=clang CXX=clang++,echo "$(NO_CLANG)")
+
 mutants: $(BUILD)/sim/run_tests    ## do the tests notice faults planted in the kernels? in all, or in STEP=00
 	BUILD=$(BUILD) $(PYTHON) tests/mutants.py $(if $(STEP),$(wildcard tests/mutants/step$(STEP)_*.txt),tests/mutants/*.txt)
 
@@ -186,6 +207,6 @@ clean:                      ## remove what was built
 	rm -rf $(BUILD)
 
 help:                       ## this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
