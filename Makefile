@@ -10,6 +10,8 @@ CXX      := $(if $(filter default,$(origin CXX)),g++,$(CXX))
 NVCC     ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 PYTHON   ?= /usr/bin/python3
 BUILD    ?= build
+# Where `make test` runs: in the simulator, unless DEVICE=gpu is asked for.
+TEST_ON  := $(or $(DEVICE),sim)
 # The GPU if this machine can build for one and has one, else the simulator.
 HAS_GPU  := $(if $(NVCC),$(shell nvidia-smi -L 2>/dev/null))
 DEVICE   ?= $(if $(HAS_GPU),gpu,sim)
@@ -18,13 +20,20 @@ ARCH     ?= $(if $(HAS_GPU),native,75 80 86 89 90)
 STEP     ?=
 ARGS     ?=
 
-MAKEFLAGS += -j$(shell nproc) --no-print-directory
+# A make within make shares the jobs of the one around it.
+JOBS      := $(shell case "$$MAKEFLAGS" in (*jobserver*) ;; (*) echo -j$$(nproc) ;; esac)
+MAKEFLAGS += $(JOBS) --no-print-directory
 
 WARNINGS := -Wall -Wextra -Werror
 # A designated initialiser leaves the rest at zero on purpose.
 KERNEL_WARNINGS := $(WARNINGS) -Wno-missing-field-initializers -Wno-unknown-pragmas
 # No fused multiply-add on the host: the seeded inputs are the same bits with every compiler.
 CFLAGS   := -std=c11 -D_GNU_SOURCE -O2 -g -ffp-contract=off $(WARNINGS) -Icommon
+# SANITIZE=address,undefined checks the C files as they run. The kernels stay as they are: their hooks
+# are those of another sanitizer, and an object can have only one of the two.
+SANITIZE ?=
+SANITIZER := $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all -DSANITIZED)
+CFLAGS   += $(SANITIZER)
 IS_CLANG := $(findstring clang,$(shell $(CXX) --version 2>/dev/null))
 
 # How kernels are compiled for the simulator: so that each access and each basic block calls a hook
@@ -59,7 +68,8 @@ TEST_C   := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/test_*.c))
 TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/*.cu))
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
 
-.PHONY: all sim gpu run test fill book deps help list clean bench-sim gallery format numpy-cases
+.PHONY: all sim gpu run test test-sim test-gpu need-gpu test-full test-more test-shapes test-sanitized test-clang \
+        mutants fill book deps help list clean bench-sim gallery format numpy-cases
 .DELETE_ON_ERROR:
 all: sim gpu                ## build everything that this machine can build
 
@@ -113,7 +123,7 @@ $(BUILD)/gpu/%.o: %.cu
 
 # ---- linking: a program is the harness, a machine and some kernels ---------------------------------
 
-SIM_LINK = $(Q)$(CXX) -o $@ $(filter %.o,$^) -pthread -lm
+SIM_LINK = $(Q)$(CXX) $(SANITIZER) -o $@ $(filter %.o,$^) -pthread -lm
 GPU_LINK = $(Q)$(NVCC) -o $@ $(filter %.o,$^) $(GENCODE) -ldl
 
 define program    # name, step folders
@@ -133,6 +143,22 @@ $(BUILD)/sim/run_tests: $(TEST_C) $(TEST_CU) $(GALLERY) $(LIBRARY) $(SIM) $(addp
 $(BUILD)/sim/gallery: $(BUILD)/tests/gallery/main.o $(GALLERY) $(LIBRARY) $(SIM)
 	$(call say,LINK)
 	$(SIM_LINK)
+$(BUILD)/gpu/run_tests: $(BUILD)/tests/test_kernels.o $(LIBRARY) $(GPU) $(addprefix $(BUILD)/gpu/,$(call kernels,$(STEPS)))
+	$(call say,LINK)
+	$(GPU_LINK) -lcriterion
+
+# The tests of one step with a fault in it (tests/mutants.py): $(BUILD)/mutants/NAME/run_tests has, instead of
+# the kernel file FILE=step00_naive/attention.cu, the copy $(BUILD)/mutants/NAME/step00_naive/attention.cu.
+# Of the other steps it has only those that this one needs.
+ifneq ($(FILE),)
+FILE_STEP := $(patsubst %/,%,$(dir $(FILE)))
+FILE_KERNELS := $(addprefix $(BUILD)/sim/,$(call kernels,$(FILE_STEP) $(call links_of,$(FILE_STEP))))
+$(BUILD)/mutants/%.o: $(BUILD)/mutants/%.cu
+	$(Q)$(CXX) $(SIM_CXXFLAGS) -w -I$(FILE_STEP) -c $< -o $@
+$(BUILD)/mutants/%/run_tests: $(BUILD)/mutants/%/$(FILE:.cu=.o) $(TEST_C) $(TEST_CU) $(GALLERY) $(LIBRARY) $(SIM) \
+        $(filter-out $(BUILD)/sim/$(FILE:.cu=.o),$(FILE_KERNELS))
+	$(SIM_LINK) -lcriterion
+endif
 $(BUILD)/sim/bench: $(BUILD)/tests/bench_sim.o $(TEST_CU) $(LIBRARY) $(SIM)
 	$(call say,LINK)
 	$(SIM_LINK)
@@ -156,15 +182,47 @@ run: $(PROGRAM)             ## the ladder, or STEP=00 alone; DEVICE=sim|gpu, ARG
 list: $(BUILD)/sim/ladder   ## the kernels that there are
 	@$< --list
 
-test: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery numpy-cases    ## all tests, on the simulator (needs `make deps` once)
+test: test-$(TEST_ON)       ## all tests, on the simulator; DEVICE=gpu: the kernels, on the GPU (needs `make deps` once)
+
+test-sim: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery numpy-cases
 	$(if $(filter build,$(BUILD)),$(PYTHON) notes/fill.py --check $(PAGES))
 	$(PYTHON) notes/book.py --check
 	$(PYTHON) tests/test_book.py
 	$(PYTHON) tests/crosscheck.py $(BUILD)/sim/ladder $(BUILD)
 	BUILD=$(BUILD) $(BUILD)/sim/run_tests
 
+test-gpu: need-gpu
+	$(BUILD)/gpu/run_tests
+
+need-gpu: $(if $(NVCC),$(BUILD)/gpu/run_tests)
+	@$(if $(HAS_GPU),,echo "No GPU here that the tests could run on: leave DEVICE=gpu away."; exit 1)
+
+test-full: test             ## test, then every combination of shapes, sanitizers, clang, mutants
+	@$(MAKE) test-more
+
+# One after the other, so that each has all cores; the last line is a test runner's.
+MORE_sim := test-shapes test-sanitized test-clang mutants
+MORE_gpu := test-shapes
+test-more:
+	@set -e; for part in $(MORE_$(TEST_ON)); do echo "$$(date +%T) make $$part"; $(MAKE) $$part; done
+
+# Every kernel on every combination of shape and input; `test` takes every pair.
+test-shapes: $(if $(filter gpu,$(TEST_ON)),need-gpu,$(BUILD)/sim/run_tests)
+	FULL=1 $(BUILD)/$(TEST_ON)/run_tests --filter 'kernels/*'
+
+# All tests again, looking for overflows, use after free, leaks and undefined arithmetic in the C files.
+test-sanitized:
+	$(MAKE) test BUILD=$(BUILD)/asan SANITIZE=address,undefined
+
+NO_CLANG := clang is not installed: the tests are not run with a second compiler.
+test-clang:
+	@$(if $(shell command -v clang++),$(MAKE) test BUILD=$(BUILD)/clang CC=clang CXX=clang++,echo "$(NO_CLANG)")
+
+mutants: $(BUILD)/sim/run_tests    ## do the tests notice faults planted in the kernels? in all, or in STEP=00
+	BUILD=$(BUILD) $(PYTHON) tests/mutants.py $(if $(STEP),$(wildcard tests/mutants/step$(STEP)_*.txt),tests/mutants/*.txt)
+
 PAGES    := README.md $(wildcard step*/README.md notes/*.md)
-fill: sim $(BUILD)/sim/gallery                 ## write what programs print into README.md and the steps' pages
+fill: sim $(BUILD)/sim/gallery    ## write what programs print into README.md and the steps' pages
 	$(PYTHON) notes/fill.py $(PAGES)
 
 book:                       ## the chapters as one page, build/book/book.html
@@ -191,6 +249,6 @@ clean:                      ## remove what was built
 	rm -rf $(BUILD)
 
 help:                       ## this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -7,7 +7,7 @@
 #include "internal.h"
 
 #include <signal.h>
-#include <stdlib.h>
+#include <sys/mman.h>
 #include <ucontext.h>
 
 enum { HANDLER_STACK = 64 << 10 };
@@ -34,8 +34,9 @@ static void handle(int signal_number, siginfo_t *info, void *context) {
 }
 
 void faults_catch(void) {
-    stack_t own = {.ss_sp = malloc(HANDLER_STACK), .ss_size = HANDLER_STACK};
-    if (!own.ss_sp || sigaltstack(&own, NULL)) return;
+    void *stack = mmap(NULL, HANDLER_STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    stack_t own = {.ss_sp = stack, .ss_size = HANDLER_STACK};
+    if (stack == MAP_FAILED || sigaltstack(&own, NULL)) return;
     // SA_NODEFER: the handler does not return but switches to another fiber, so the signal must not
     // stay blocked.
     struct sigaction action = {.sa_sigaction = handle, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};

@@ -8,7 +8,7 @@ enum { FIBER_GUARD = 1 << 20 };
 
 struct fiber {
     void *stack_pointer;         // where it left off; valid while it does not run
-    char *stack;                 // the mapping; NULL for the stack an OS thread came with
+    char *stack;                 // the mapping, or the stack that an OS thread came with
     size_t mapped;               // its bytes
     char *top;                   // the stack grows down from here
 };
@@ -20,10 +20,15 @@ struct fiber {
 int fiber_create(struct fiber *, size_t bytes, int colour);
 void fiber_destroy(struct fiber *);
 
-// The next switch to this fiber calls entry() on an empty stack. entry must never return.
+// The next switch to this fiber calls entry() on an empty stack. entry calls fiber_begin() first and
+// never returns: fiber_end() is the way out. (fiber_begin() is for AddressSanitizer alone.)
 void fiber_start(struct fiber *, void (*entry)(void));
+void fiber_begin(void);
 
 // Leaves `from` here and goes on in `to` where that one left off.
 void fiber_switch_to(struct fiber *from, struct fiber *to);
+
+// The same, and never comes back: `from` can only be started again.
+_Noreturn void fiber_end(struct fiber *from, struct fiber *to);
 
 #endif

@@ -61,8 +61,7 @@ _Noreturn void sim_fail_at(const struct thread *t, const char *format, ...) {
     sim_blame(t, what, message, sizeof message);
     keep_error(w->suspicion[0] ? w->suspicion : message);    // a value out of nowhere may well be the cause
     w->suspicion[0] = 0;
-    fiber_switch_to(&w->self->fiber, &w->home);   // abandons this fiber and all of the block
-    abort();
+    fiber_end(&w->self->fiber, &w->home);    // and all of the block's other fibers stay where they are
 }
 
 // Says once for each place that something is allowed but unwise.
@@ -200,6 +199,8 @@ static void *pool_thread(void *number) {
     int me = (int)(intptr_t)number;
     struct worker *w = sim_worker = calloc(1, sizeof *w);
     symbols_own_segments(w);
+    w->home.stack = (char *)w->stack_base;
+    w->home.mapped = w->stack_bytes;
     w->shared_cell = detect_new_cells(w->shared_bytes);
     faults_catch();
     uint64_t seen = 0;

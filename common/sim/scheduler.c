@@ -89,13 +89,17 @@ static _Noreturn void fail_deadlock(struct worker *w) {
     sim_fail("deadlock: no thread of the block can go on (%s)", who);
 }
 
+// Whose turn it is now.
+static struct thread *next_ready(struct worker *w) {
+    struct thread *next = pop(&w->ready);
+    if (!next) fail_deadlock(w);
+    return w->self = next;
+}
+
 // Gives the CPU to the next ready thread. Returns when this one is ready and its turn has come.
 static void run_others(struct worker *w) {
-    struct thread *me = w->self, *next = pop(&w->ready);
-    if (!next) fail_deadlock(w);
-    if (next == me) return;
-    w->self = next;
-    fiber_switch_to(&me->fiber, &next->fiber);
+    struct thread *me = w->self, *next = next_ready(w);
+    if (next != me) fiber_switch_to(&me->fiber, &next->fiber);
 }
 
 // One lane comes to rest. When it was the last of its warp, the warp's accesses are complete up to a common
@@ -218,15 +222,15 @@ void sim_warp_collective(uint32_t mask, sim_warp_op op, void *mine, const char *
 // ---- one block ---------------------------------------------------------------------------------
 
 static void thread_main(void) {
+    fiber_begin();
     struct worker *w = sim_worker;
     sim_now->body(sim_now->arguments);
     struct thread *me = w->self;
     me->exited = true;
     come_to_rest(w, me);
     if (w->live == 1) detect_settle(w);
-    if (--w->live == 0) fiber_switch_to(&me->fiber, &w->home);
-    run_others(w);
-    abort();    // an exited thread is never made ready again
+    if (--w->live == 0) fiber_end(&me->fiber, &w->home);
+    fiber_end(&me->fiber, &next_ready(w)->fiber);
 }
 
 void scheduler_run_block(struct worker *w, uint64_t number) {

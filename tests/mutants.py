@@ -1,0 +1,188 @@
+"""Would the tests notice a fault in a kernel? Plants one fault at a time, and sees whether they fail.
+
+    python3 tests/mutants.py tests/mutants/*.txt        (`make mutants` builds what this needs, first)
+
+A list names a kernel file and then its mutants:
+
+    file step00_naive/attention.cu
+
+    the scale is dropped
+    - visible ? s.scale * dot
+    + visible ? dot
+
+    LSE takes l_safe
+    - m + logf(l);
+    + m + logf(l_safe);
+    equivalent: they differ only where l is 0, and there m is -infinity.
+
+That is: a name; the old text, which must occur in the file exactly once; the new text. What follows
+"- " and "+ " counts to the last blank, and text of several lines takes several of them. A mutant
+with a reason after `equivalent:` cannot be told from the original, and must survive. Lines that
+start with # are comments. Two rules: a mutant compiles, and a loop in it ends (all that lanes do is
+noted down, so one that doesn't would fill the memory).
+
+The fault goes into a copy of the file; the copy is compiled and linked with the tests that are there
+already, and the tests of the group `kernels` run. When they fail, crash or take too long, the mutant
+is killed, as it should be. A survivor means that a test is missing.
+"""
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+BUILD = os.environ.get("BUILD", "build")
+AT_A_TIME = 2
+# A make or a test that runs inside `make mutants` is no part of it.
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+
+
+class ListError(Exception):
+    pass
+
+
+# ---- the lists -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Mutant:
+    file: str
+    name: str
+    old: list = field(default_factory=list)    # lines
+    new: list = field(default_factory=list)
+    equivalent: str = ""                       # why, or empty
+
+    def folder(self):
+        return Path(BUILD) / "mutants" / re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
+
+    def source(self):
+        """The file's text with the fault in it."""
+        text, old = Path(self.file).read_text(), "\n".join(self.old)
+        if not old:
+            return text
+        if text.count(old) != 1:
+            raise ListError(f"{self.name}: the old text occurs {text.count(old)} times in {self.file}, "
+                            "not once")
+        return text.replace(old, "\n".join(self.new))
+
+
+def read_list(path):
+    file, mutants = None, []
+    for number, line in enumerate(Path(path).read_text().splitlines(), 1):
+        last = mutants[-1] if mutants else None
+        if not line.strip() or line.startswith("#"):
+            continue
+        elif line.startswith("file "):
+            file = line[5:].strip()
+        elif line.startswith("-") and last:
+            last.old.append(line[2:])
+        elif line.startswith("+") and last:
+            last.new.append(line[2:])
+        elif line.startswith("equivalent: ") and last:
+            last.equivalent = line[len("equivalent: "):]
+        elif file and line[0].isalnum():
+            mutants.append(Mutant(file, line.strip()))
+        else:
+            raise ListError(f"{path}:{number}: what is this? {line}")
+    check_list(path, mutants)
+    return mutants
+
+
+def check_list(path, mutants):
+    folders = [m.folder() for m in mutants]
+    for m in mutants:
+        if not m.old or m.old == m.new:
+            raise ListError(f"{path}: {m.name}: no old text, or none that changes")
+        if folders.count(m.folder()) > 1:
+            raise ListError(f"{path}: {m.name}: this name occurs twice")
+        m.source()
+
+
+# ---- one mutant ----------------------------------------------------------------------------------
+
+
+def build(mutant):
+    copy = mutant.folder() / mutant.file
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.write_text(mutant.source())
+    command = ["make", "-s", f"{mutant.folder()}/run_tests", f"FILE={mutant.file}", f"BUILD={BUILD}"]
+    made = subprocess.run(command, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT)
+    if made.returncode:
+        raise ListError(f"{mutant.name}: does not compile\n{made.stdout}")
+
+
+def run_tests(mutant, limit):
+    """None if the tests pass, else why they don't, in a few words."""
+    tests = subprocess.Popen([mutant.folder() / "run_tests", "--fail-fast", "--filter", "kernels/*"], env=ENVIRONMENT,
+                             text=True, errors="replace", stdout=subprocess.PIPE,
+                             stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        output, _ = tests.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(tests.pid, signal.SIGKILL)    # each test runs in a process of its own
+        tests.communicate()
+        return f"still running after {limit:.0f} s"
+    return first_complaint(output) if tests.returncode else None
+
+
+def first_complaint(output):
+    complaint = re.search(r"--kernel .*?: (.*)", output) or re.search(r"\[----\]   (\S.*)", output)
+    return complaint[1] if complaint else "crashed"
+
+
+def try_mutant(mutant, limit):
+    """Whether all is as it should be, and a line about it."""
+    try:
+        build(mutant)
+        complaint = run_tests(mutant, limit)
+    except ListError as error:
+        return False, f"ERROR     {error}"
+    complaint = complaint and complaint[:70]
+    shutil.rmtree(mutant.folder())
+    if complaint is None:
+        return bool(mutant.equivalent), f"{'survives' if mutant.equivalent else 'SURVIVES'}  {mutant.name}"
+    if mutant.equivalent:
+        return False, f"KILLED    {mutant.name}, though it is called equivalent: {complaint}"
+    return True, f"killed    {mutant.name}: {complaint}"
+
+
+# ---- all of them ---------------------------------------------------------------------------------
+
+
+def time_without_fault(file):
+    """Seconds that the tests take on an unchanged copy, which they must pass."""
+    original = Mutant(file, "no fault")
+    build(original)
+    start = time.monotonic()
+    complaint = run_tests(original, 1000)
+    if complaint:
+        raise ListError(f"{file}: the tests fail without any fault: {complaint}")
+    return time.monotonic() - start
+
+
+def main():
+    if not sys.argv[1:]:
+        sys.exit("usage: python3 tests/mutants.py LIST...")
+    start, passed, failed = time.monotonic(), 0, 0
+    try:
+        mutants = [m for path in sys.argv[1:] for m in read_list(path)]
+        limit = {file: 10 + 10 * time_without_fault(file) for file in {m.file for m in mutants}}
+    except (ListError, OSError) as error:
+        sys.exit(f"{error}\n0 passed, 1 failed")
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        for right, line in pool.map(lambda m: try_mutant(m, limit[m.file]), mutants):
+            print(line, flush=True)
+            passed, failed = passed + right, failed + (not right)
+    print(f"{time.monotonic() - start:.0f} s; SURVIVES: no test notices this fault")
+    print(f"{passed} passed, {failed} failed")
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()
