@@ -42,7 +42,7 @@ struct shape {
 static size_t row_pitch(const attn_problem *p) { return round_up(p->seqlen_k, SECTOR / sizeof(float)); }
 
 // Query heads that share one key/value head.
-__host__ __device__ static int group(const shape &s) { return s.heads / s.kv_heads; }
+__device__ static int group(const shape &s) { return s.heads / s.kv_heads; }
 
 // The key/value head that query head `bh` of [B * H] reads: heads / kv_heads neighbours share one.
 __device__ static size_t kv_head(const shape &s, int bh) {
