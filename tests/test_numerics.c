@@ -1549,3 +1549,227 @@ Test(check, the_bar_stands_where_it_should) {
         cr_expect_not(check_LSE(&p, &r, &got_lse).ok);
     }
 }
+
+// ---- the bar for gradients ---------------------------------------------------------------------
+
+// Gradients as a kernel would deliver them.
+struct gradients {
+    float *dQ, *dK, *dV;
+};
+
+static struct gradients gradients_new(const struct attn_problem *p) {
+    uint64_t q = attn_q_elements(p), kv = attn_kv_elements(p);
+    return (struct gradients){calloc(q, sizeof(float)), calloc(kv, sizeof(float)),
+                              calloc(kv, sizeof(float))};
+}
+
+static void gradients_free(struct gradients *g) {
+    free(g->dQ);
+    free(g->dK);
+    free(g->dV);
+}
+
+static struct gradients oracle_gradients(const struct attn_problem *p, const struct reference *r) {
+    struct gradients g = gradients_new(p);
+    for (uint64_t i = 0; i < attn_q_elements(p); i++)
+        g.dQ[i] = dtype_round(p->dtype, (float)r->dQ[i]);
+    for (uint64_t i = 0; i < attn_kv_elements(p); i++) {
+        g.dK[i] = dtype_round(p->dtype, (float)r->dK[i]);
+        g.dV[i] = dtype_round(p->dtype, (float)r->dV[i]);
+    }
+    return g;
+}
+
+static void expect_within(const struct attn_problem *p, const struct reference *r,
+                          const struct gradients *g, double share, const char *what) {
+    struct check c[3] = {check_dQ(p, r, g->dQ), check_dK(p, r, g->dK), check_dV(p, r, g->dV)};
+    for (int k = 0; k < 3; k++)
+        cr_expect(c[k].ok && c[k].bad == 0 && c[k].of_bar <= share, "%s: %s at %g of the bar", what,
+                  c[k].tensor, c[k].of_bar);
+}
+
+Test(check, correct_gradients_pass) {
+    const int nq[4] = {1, 33, 50, 20}, nk[4] = {1, 33, 24, 57};
+    for (int k = 0; k < 4 * ATTN_DTYPES * DATA_FAMILIES; k++) {
+        struct attn_problem p =
+            problem(2, 1, nq[k % 4], nk[k % 4], 40, k % 3 > 0, k / 4 % ATTN_DTYPES);
+        struct inputs in = make(&p, k / 4 / ATTN_DTYPES);
+        struct reference r = refer_both(&p, &in);
+        struct gradients g = oracle_gradients(&p, &r);
+        expect_within(&p, &r, &g, 0.5, "the oracle, rounded");
+        baseline_backward(&p, &in, r.base_O, r.base_LSE, g.dQ, g.dK, g.dV);
+        expect_within(&p, &r, &g, 0.34, "the baseline itself");
+        inputs_free(&in), reference_free(&r), gradients_free(&g);
+    }
+}
+
+enum mistake {
+    NO_MISTAKE,
+    NO_D,     // dS = P * dP
+    NO_SCALE, // in dQ and dK
+    SCALE_TWICE,
+    ONE_KEY_LESS, // the mask ends one key early
+    ONE_KEY_MORE,
+    ONE_QUERY_HEAD, // dK and dV from the last query head of a group only
+    BASE_TWO,       // LSE taken for a binary logarithm
+    TRANSPOSED,     // P and dS read with i and j exchanged, in dK and dV
+    NEXT_ROWS_D,
+    MISTAKES
+};
+
+static const struct {
+    const char *name;
+    bool in_dQ, in_dK, in_dV; // must the check fail?
+} mistakes[MISTAKES] = {
+    [NO_MISTAKE] = {"no mistake", false, false, false},
+    [NO_D] = {"no D", true, true, false},
+    [NO_SCALE] = {"no scale", true, true, false},
+    [SCALE_TWICE] = {"scale twice", true, true, false},
+    [ONE_KEY_LESS] = {"one key less", true, true, true},
+    [ONE_KEY_MORE] = {"one key more", true, true, true},
+    [ONE_QUERY_HEAD] = {"one query head", false, true, true},
+    [BASE_TWO] = {"base two", true, true, true},
+    [TRANSPOSED] = {"transposed", false, true, true},
+    [NEXT_ROWS_D] = {"the next row's D", true, true, false},
+};
+
+// P and dS of one query head, the whole matrices: [Nq, Nk].
+static void make_P_and_dS(const struct attn_problem *p, const struct inputs *in,
+                          const struct reference *r, int head, enum mistake mistake, double *P,
+                          double *dS) {
+    int nq = p->seqlen_q, nk = p->seqlen_k, kv = head / (p->heads / p->kv_heads);
+    struct inputs swapped = {in->dO, in->V, NULL, NULL}; // dP is a product like S
+    double D[64] = {0};
+    for (int i = 0; i < nq; i++) {
+        uint64_t row = (uint64_t)head * nq + i, first = (uint64_t)kv * nk;
+        double LSE = r->LSE[row] / (mistake == BASE_TWO ? log(2) : 1);
+        int keys = attn_visible_keys(p, i) + (mistake == ONE_KEY_MORE) - (mistake == ONE_KEY_LESS);
+        for (int j = 0; j < nk; j++) {
+            P[i * nk + j] = j < keys ? exp(logit(p, in, row, first + j) - LSE) : 0;
+            dS[i * nk + j] = logit(p, &swapped, row, first + j) / p->scale; // dP, for now
+            D[i] += P[i * nk + j] * dS[i * nk + j];
+        }
+    }
+    for (int ij = 0; ij < nq * nk; ij++) {
+        int i = (ij / nk + (mistake == NEXT_ROWS_D)) % nq;
+        dS[ij] = P[ij] * (dS[ij] - (mistake == NO_D ? 0 : D[i]));
+    }
+}
+
+static struct gradients backward_with(const struct attn_problem *p, const struct inputs *in,
+                                      const struct reference *r, enum mistake mistake) {
+    int nq = p->seqlen_q, nk = p->seqlen_k, d = p->head_dim, group = p->heads / p->kv_heads;
+    double P[64 * 64], dS[64 * 64];
+    double scale = mistake == NO_SCALE ? 1 : pow(p->scale, mistake == SCALE_TWICE ? 2 : 1);
+    struct gradients g = gradients_new(p);
+    for (int h = 0; h < p->heads; h++) {
+        make_P_and_dS(p, in, r, h, mistake, P, dS);
+        bool summed = mistake != ONE_QUERY_HEAD || h % group == group - 1;
+        for (int n = 0; n < nq * nk * d; n++) {
+            int i = n / d / nk, j = n / d % nk, t = n % d;
+            int ij = i * nk + j, turned = mistake == TRANSPOSED ? j * nk + i : ij;
+            uint64_t q = ((uint64_t)h * nq + i) * d + t,
+                     kv = ((uint64_t)h / group * nk + j) * d + t;
+            g.dQ[q] += (float)(scale * dS[ij] * in->K[kv]);
+            if (summed) g.dK[kv] += (float)(scale * dS[turned] * in->Q[q]);
+            if (summed) g.dV[kv] += (float)(P[turned] * in->dO[q]);
+        }
+    }
+    return g;
+}
+
+static void expect_mistakes_found(const struct attn_problem *p, const struct inputs *in,
+                                  const char *data) {
+    struct reference r = refer_both(p, in);
+    for (int m = 0; m < MISTAKES; m++) {
+        struct gradients g = backward_with(p, in, &r, m);
+        bool dQ = check_dQ(p, &r, g.dQ).ok, dK = check_dK(p, &r, g.dK).ok,
+             dV = check_dV(p, &r, g.dV).ok;
+        const char *name = mistakes[m].name, *dtype = attn_dtype_name(p->dtype);
+        cr_expect_eq(dQ, !mistakes[m].in_dQ, "%s, %s, %s: dQ", name, data, dtype);
+        cr_expect_eq(dK, !mistakes[m].in_dK, "%s, %s, %s: dK", name, data, dtype);
+        cr_expect_eq(dV, !mistakes[m].in_dV, "%s, %s, %s: dV", name, data, dtype);
+        gradients_free(&g);
+    }
+    reference_free(&r);
+}
+
+Test(check, mistakes_in_gradients_are_caught) {
+    const enum data_family families[3] = {DATA_NORMAL, DATA_LARGE, DATA_OUTLIERS};
+    for (int k = 0; k < 3 * ATTN_DTYPES; k++) {
+        struct attn_problem p = problem(4, 2, 40, 40, 16, true, k % ATTN_DTYPES);
+        struct inputs in = make(&p, families[k / ATTN_DTYPES]);
+        expect_mistakes_found(&p, &in, data_family_name(families[k / ATTN_DTYPES]));
+        inputs_free(&in);
+    }
+}
+
+// A loss that is a mean hands back a tiny dO: the bar has to shrink with it.
+Test(check, mistakes_are_caught_at_a_small_dO) {
+    struct attn_problem p = problem(4, 2, 40, 40, 16, true, ATTN_FP32);
+    struct inputs in = make(&p, DATA_NORMAL);
+    for (uint64_t i = 0; i < attn_q_elements(&p); i++) in.dO[i] *= 0x1p-30f;
+    expect_mistakes_found(&p, &in, "small dO");
+    inputs_free(&in);
+}
+
+Test(check, half_precision_is_caught_in_fp32) {
+    for (int family = 0; family < DATA_FAMILIES; family++) {
+        struct attn_problem p = problem(1, 1, 33, 33, 40, false, ATTN_FP32), half = p;
+        half.dtype = ATTN_FP16;
+        if (family == DATA_ONE_HOT) continue; // P is 1 or 0: nothing to round
+        struct inputs in = make(&half, family);
+        struct reference r = refer_both(&p, &in);
+        struct gradients g = gradients_new(&p);
+        baseline_backward(&half, &in, r.base_O, r.base_LSE, g.dQ, g.dK, g.dV);
+        cr_expect_not(check_dK(&p, &r, g.dK).ok, "%s: dK", data_family_name(family));
+        cr_expect_not(check_dV(&p, &r, g.dV).ok, "%s: dV", data_family_name(family));
+        // With equal keys dQ is 0, and a sum of what is left: any error of P is multiplied by 0.
+        if (family != DATA_CONSTANT)
+            cr_expect_not(check_dQ(&p, &r, g.dQ).ok, "%s: dQ", data_family_name(family));
+        inputs_free(&in), reference_free(&r), gradients_free(&g);
+    }
+}
+
+Test(check, nan_and_zeros_in_gradients_are_caught) {
+    for (int dtype = 0; dtype < ATTN_DTYPES; dtype++) {
+        struct attn_problem p = problem(1, 1, 9, 9, 8, true, dtype);
+        struct inputs in = make(&p, DATA_NORMAL);
+        struct reference r = refer_both(&p, &in);
+        struct gradients g = gradients_new(&p), right = oracle_gradients(&p, &r);
+        cr_expect_not(check_dQ(&p, &r, g.dQ).ok || check_dK(&p, &r, g.dK).ok);
+        cr_expect_not(check_dV(&p, &r, g.dV).ok);
+        right.dQ[71] = right.dK[0] = right.dV[40] = NAN;
+        struct check c[3] = {check_dQ(&p, &r, right.dQ), check_dK(&p, &r, right.dK),
+                             check_dV(&p, &r, right.dV)};
+        const uint64_t worst[3] = {71, 0, 40};
+        for (int k = 0; k < 3; k++)
+            cr_expect(!c[k].ok && c[k].bad == 1 && c[k].worst == worst[k] && isnan(c[k].error));
+        inputs_free(&in), reference_free(&r), gradients_free(&g), gradients_free(&right);
+    }
+}
+
+// The formulas of check.h, at their edges.
+Test(check, the_bar_for_gradients_stands_where_it_should) {
+    struct attn_problem p = problem(1, 1, 1, 1, 8, false, ATTN_FP32);
+    double want[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+    struct reference r = {.dQ = want, .dK = want, .dV = want, .max_logit = 3};
+    r.rms_q = 2, r.rms_k = 4, r.max_dO = 8, r.max_dP = 16;
+    r.base_error_dQ = 0x1p-16, r.base_error_dK = 0x1p-17, r.base_error_dV = 0x1p-18;
+    p.scale = 0.5f;
+    struct check (*const check[3])(const struct attn_problem *, const struct reference *,
+                                   const float *) = {check_dQ, check_dK, check_dV};
+    const double factor[3] = {0.5 * 4 * 16, 0.5 * 2 * 16, 8};
+    const double base[3] = {0x1p-16, 0x1p-17, 0x1p-18};
+    for (int k = 0; k < 3 * ATTN_DTYPES; k++) {
+        p.dtype = k / 3;
+        double bar = 3 * base[k % 3] + 2 * dtype_ulp(p.dtype, 1);
+        if (p.dtype == ATTN_FP32) bar += 2 * 4 * factor[k % 3] * 0x1p-24;
+        float got[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+        got[3] = (float)(1 + bar); // exact: the bar is a multiple of 2^-23
+        cr_expect_eq(check[k % 3](&p, &r, got).of_bar, 1, "case %d", k);
+        cr_expect(check[k % 3](&p, &r, got).ok);
+        got[3] = nextafterf(got[3], 2);
+        cr_expect_not(check[k % 3](&p, &r, got).ok, "case %d", k);
+    }
+}
