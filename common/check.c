@@ -25,23 +25,46 @@ static void compare(struct check *c, uint64_t index, double got, double want, do
     c->want = want;
 }
 
-struct check check_O(const struct attn_problem *p, const struct reference *r, const float *O) {
-    struct check c = {.tensor = "O"};
-    double fixed = 2 * r->base_error_O;
-    if (p->dtype == ATTN_FP32) fixed += fp32_slack(r) * r->max_v;
-    for (uint64_t i = 0; i < attn_q_elements(p); i++) {
-        compare(&c, i, O[i], r->O[i], fixed + 2 * dtype_ulp(p->dtype, r->O[i]));
+// `fixed`, which is the same for the whole tensor, plus two units in the last place.
+static struct check compare_all(const char *tensor, enum attn_dtype dtype, const float *got,
+                                const double *want, uint64_t n, double fixed) {
+    struct check c = {.tensor = tensor};
+    for (uint64_t i = 0; i < n; i++) {
+        compare(&c, i, got[i], want[i], fixed + 2 * dtype_ulp(dtype, want[i]));
     }
     c.ok = c.bad == 0;
     return c;
 }
 
+// Of a tensor in the kernel's data type: only fp32 is so fine that the arithmetic shows.
+static double slack(const struct attn_problem *p, const struct reference *r, double factor) {
+    return p->dtype == ATTN_FP32 ? fp32_slack(r) * factor : 0;
+}
+
+struct check check_O(const struct attn_problem *p, const struct reference *r, const float *O) {
+    double fixed = 2 * r->base_error_O + slack(p, r, r->max_v);
+    return compare_all("O", p->dtype, O, r->O, attn_q_elements(p), fixed);
+}
+
 struct check check_LSE(const struct attn_problem *p, const struct reference *r, const float *LSE) {
-    struct check c = {.tensor = "LSE"};
     double fixed = 2 * r->base_error_LSE + fp32_slack(r);
-    for (uint64_t i = 0; i < attn_rows(p); i++) {
-        compare(&c, i, LSE[i], r->LSE[i], fixed + 2 * dtype_ulp(ATTN_FP32, r->LSE[i]));
-    }
-    c.ok = c.bad == 0;
-    return c;
+    return compare_all("LSE", ATTN_FP32, LSE, r->LSE, attn_rows(p), fixed);
+}
+
+// An error of a logit changes P by its share, so dS = P * (dP - D) too, and with it dS K and dS^T
+// Q. A sum of many such errors, of either sign, goes by the rms of K and of Q, not by their
+// largest.
+struct check check_dQ(const struct attn_problem *p, const struct reference *r, const float *dQ) {
+    double fixed = 3 * r->base_error_dQ + slack(p, r, p->scale * r->rms_k * r->max_dP);
+    return compare_all("dQ", p->dtype, dQ, r->dQ, attn_q_elements(p), fixed);
+}
+
+struct check check_dK(const struct attn_problem *p, const struct reference *r, const float *dK) {
+    double fixed = 3 * r->base_error_dK + slack(p, r, p->scale * r->rms_q * r->max_dP);
+    return compare_all("dK", p->dtype, dK, r->dK, attn_kv_elements(p), fixed);
+}
+
+struct check check_dV(const struct attn_problem *p, const struct reference *r, const float *dV) {
+    double fixed = 3 * r->base_error_dV + slack(p, r, r->max_dO);
+    return compare_all("dV", p->dtype, dV, r->dV, attn_kv_elements(p), fixed);
 }

@@ -10,7 +10,7 @@ extern "C" {
 
 // The outcome for one tensor. A comparison is `!(error <= tolerance)`, so NaN fails.
 struct check {
-    const char *tensor; // "O", "LSE"
+    const char *tensor; // "O", "LSE", "dQ", ...
     bool ok;
     double error;     // largest |kernel - oracle|; NaN if any element is NaN
     double of_bar;    // largest error / tolerance over the elements: above 1 fails; or NaN
@@ -27,6 +27,14 @@ struct check check_O(const struct attn_problem *p, const struct reference *r, co
 // LSE is held to fp32 whatever the type of O: 2x the baseline's largest error, plus two units in
 // the last place, plus 2 (1 + max|logit|) 2^-24. -infinity must be -infinity.
 struct check check_LSE(const struct attn_problem *p, const struct reference *r, const float *LSE);
+
+// Gradients (reference_add_backward must have made them) may be off by 3x the baseline's largest
+// error, plus two units in the last place, plus in fp32 2 (1 + max|logit|) 2^-24 times
+//     scale rms(K) max|dP| for dQ,  scale rms(Q) max|dP| for dK,  max|dO| for dV.
+// So the bar scales with dO as gradients do: that of a tiny dO does not let everything through.
+struct check check_dQ(const struct attn_problem *p, const struct reference *r, const float *dQ);
+struct check check_dK(const struct attn_problem *p, const struct reference *r, const float *dK);
+struct check check_dV(const struct attn_problem *p, const struct reference *r, const float *dV);
 
 #ifdef __cplusplus
 }

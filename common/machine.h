@@ -8,6 +8,8 @@
 #include "attn.h"
 #include "profile.h"
 
+struct inputs;    // inputs.h
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -105,6 +107,11 @@ double machine_peak_bandwidth(void);                 // bytes/s, copy, read + wr
 // Inputs are host fp32 values; outputs go to host memory as oracle_forward() of oracle.h does.
 bool machine_oracle_forward(const struct attn_problem *p, const float *Q, const float *K, const float *V,
                             double *O, double *LSE, float *base_O, float *base_LSE, double *max_logit);
+// The same for the gradients: oracle_backward(), from the oracle's O and LSE, and baseline_backward().
+bool machine_oracle_backward(const struct attn_problem *p, const struct inputs *in, const double *O,
+                             const double *LSE, double *dQ, double *dK, double *dV, double *max_dP);
+bool machine_baseline_backward(const struct attn_problem *p, const struct inputs *in, const float *O,
+                               const float *LSE, float *dQ, float *dK, float *dV);
 
 #ifdef __cplusplus
 }

@@ -2,7 +2,8 @@
 
     python3 tests/numpy_reference.py FOLDER
 
-writes FOLDER/CASE/{Q,K,V,O,LSE,options}.npy for each case below; options holds [causal, scale].
+writes FOLDER/CASE/{Q,K,V,dO,O,LSE,dQ,dK,dV,options}.npy for each case below; options holds
+[causal, scale].
 tests/test_numerics.c reads them. The code shares nothing with the oracle but the definition.
 """
 import os
@@ -26,11 +27,14 @@ CASES = [
 ]
 
 
-def attention(Q, K, V, causal, scale):
-    """O [B, H, Nq, d] and LSE [B, H, Nq] for Q [B, H, Nq, d] and K, V [B, Hkv, Nk, d]."""
-    group = Q.shape[1] // K.shape[1]
-    K = np.repeat(K, group, axis=1)          # query head h reads key/value head h // group
-    V = np.repeat(V, group, axis=1)
+def for_each_query_head(K, Q):
+    """K or V [B, Hkv, Nk, d] as [B, H, Nk, d]: query head h reads key/value head h // group."""
+    return np.repeat(K, Q.shape[1] // K.shape[1], axis=1)
+
+
+def weights(Q, K, causal, scale):
+    """P [B, H, Nq, Nk] and LSE [B, H, Nq] for Q [B, H, Nq, d] and K [B, Hkv, Nk, d]."""
+    K = for_each_query_head(K, Q)
     S = scale * np.einsum("bhid,bhjd->bhij", Q, K)
     nq, nk = S.shape[2:]
     if causal:
@@ -42,17 +46,34 @@ def attention(Q, K, V, causal, scale):
     l = P.sum(axis=3, keepdims=True)
     with np.errstate(divide="ignore"):
         LSE = (m + np.log(l))[..., 0]        # log 0 = -inf
-    return np.einsum("bhij,bhjd->bhid", P / np.where(l == 0, 1.0, l), V), LSE
+    return P / np.where(l == 0, 1.0, l), LSE
+
+
+def gradients(Q, K, V, dO, P, scale):
+    """dQ, dK, dV of sum(dO * O), by the softmax's whole Jacobian: P_j's slope along S_k."""
+    K_each, V_each = for_each_query_head(K, Q), for_each_query_head(V, Q)
+    dP = np.einsum("bhid,bhjd->bhij", dO, V_each)
+    jacobian = P[..., :, None] * (np.eye(P.shape[3]) - P[..., None, :])     # [B, H, Nq, Nk, Nk]
+    dS = scale * np.einsum("bhij,bhijk->bhik", dP, jacobian)
+    dQ = np.einsum("bhij,bhjd->bhid", dS, K_each)
+    # From [B, H, Nk, d] to [B, Hkv, Nk, d]: the sum over the query heads of a group.
+    dK = np.einsum("bhij,bhid->bhjd", dS, Q).reshape(*K.shape[:2], -1, *K.shape[2:]).sum(axis=2)
+    dV = np.einsum("bhij,bhid->bhjd", P, dO).reshape(*V.shape[:2], -1, *V.shape[2:]).sum(axis=2)
+    return dQ, dK, dV
 
 
 def write_case(folder, rng, B, H, Hkv, Nq, Nk, d, causal, size):
     Q = (size * rng.standard_normal((B, H, Nq, d))).astype(np.float32)
     K = (size * rng.standard_normal((B, Hkv, Nk, d))).astype(np.float32)
     V = rng.standard_normal((B, Hkv, Nk, d)).astype(np.float32)
+    dO = rng.standard_normal((B, H, Nq, d)).astype(np.float32)
     scale = float(np.float32(d ** -0.5))
-    O, LSE = attention(*(x.astype(np.float64) for x in (Q, K, V)), causal, scale)
+    arrays = {"Q": Q, "K": K, "V": V, "dO": dO, "options": np.array([causal, scale])}
+    Q, K, V, dO = (x.astype(np.float64) for x in (Q, K, V, dO))
+    P, arrays["LSE"] = weights(Q, K, causal, scale)
+    arrays["O"] = P @ for_each_query_head(V, Q)
+    arrays["dQ"], arrays["dK"], arrays["dV"] = gradients(Q, K, V, dO, P, scale)
     os.makedirs(folder, exist_ok=True)
-    arrays = {"Q": Q, "K": K, "V": V, "O": O, "LSE": LSE, "options": np.array([causal, scale])}
     for name, array in arrays.items():
         np.save(os.path.join(folder, name + ".npy"), array)
 

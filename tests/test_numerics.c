@@ -1031,6 +1031,260 @@ Test(oracle, an_overflowing_baseline_is_refused) {
     inputs_free(&in);
 }
 
+// ---- the gradients -----------------------------------------------------------------------------
+
+static struct reference refer_both(const struct attn_problem *p, const struct inputs *in) {
+    struct reference r = refer(p, in);
+    char why[WHY] = "";
+    cr_assert(reference_add_backward(p, in, &r, why, sizeof why), "%s", why);
+    return r;
+}
+
+// The largest |got - want| / (1 + |want|).
+static double relative_error(const double *got, const double *want, uint64_t n) {
+    double largest = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        double error = got[i] == want[i] ? 0 : fabs(got[i] - want[i]) / (1 + fabs(want[i]));
+        if (!(error <= largest)) largest = error;
+        if (isnan(error)) return error;
+    }
+    return largest;
+}
+
+static uint64_t not_zero(const double *x, uint64_t n) {
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < n; i++) count += x[i] != 0;
+    return count;
+}
+
+Test(gradients, of_one_query_and_one_key) {
+    struct attn_problem p = problem(3, 3, 1, 1, 8, true, ATTN_FP32);
+    struct inputs in = make(&p, DATA_LARGE);
+    struct reference r = refer_both(&p, &in);
+    for (int i = 0; i < 24; i++) cr_expect_eq(r.dV[i], in.dO[i]);
+    cr_expect_eq(not_zero(r.dQ, 24) + not_zero(r.dK, 24), 0, "O = V, whatever Q and K are");
+    inputs_free(&in), reference_free(&r);
+}
+
+// P = 1/n, so dS = (dP - mean of dP) / n. These sum to 0 over the keys, and the keys are all equal:
+// dQ = 0.
+Test(gradients, of_equal_logits) {
+    struct attn_problem p = problem(1, 1, 20, 33, 16, true, ATTN_FP32);
+    struct inputs in = make(&p, DATA_CONSTANT);
+    struct reference r = refer_both(&p, &in);
+    double dV[33 * 16] = {0}, dK[33 * 16] = {0};
+    for (int i = 0; i < 20; i++) {
+        int n = i + 1 + 33 - 20;
+        double dP[33] = {0}, mean = 0;
+        for (int j = 0; j < n; j++) {
+            for (int t = 0; t < 16; t++) dP[j] += (double)in.dO[i * 16 + t] * in.V[j * 16 + t];
+            mean += dP[j] / n;
+        }
+        for (int jt = 0; jt < n * 16; jt++) {
+            dV[jt] += in.dO[i * 16 + jt % 16] / (double)n;
+            dK[jt] += p.scale * in.Q[0] * (dP[jt / 16] - mean) / n;
+        }
+    }
+    cr_expect_lt(relative_error(r.dV, dV, 33 * 16), 1e-13);
+    cr_expect_lt(relative_error(r.dK, dK, 33 * 16), 1e-13);
+    for (int i = 0; i < 20 * 16; i++) cr_expect_float_eq(r.dQ[i], 0, 1e-13);
+    inputs_free(&in), reference_free(&r);
+}
+
+// 9 queries, 4 keys: the first 5 see none. Without their dO everything else stays the same.
+Test(gradients, of_a_query_without_keys_are_zero) {
+    struct attn_problem p = problem(1, 1, 9, 4, 8, true, ATTN_FP16);
+    struct inputs in = make(&p, DATA_NORMAL);
+    struct reference r = refer_both(&p, &in);
+    cr_expect_eq(not_zero(r.dQ, 5 * 8), 0);
+    cr_expect_eq(not_zero(r.dQ + 6 * 8, 3 * 8), 3 * 8); // query 5 sees one key: its dQ is 0 too
+    for (int i = 0; i < 5 * 8; i++) in.Q[i] = in.dO[i] = 1000;
+    struct reference other = refer_both(&p, &in);
+    cr_expect_eq(memcmp(r.dK, other.dK, 4 * 8 * sizeof(double)), 0);
+    cr_expect_eq(memcmp(r.dV, other.dV, 4 * 8 * sizeof(double)), 0);
+    cr_expect(isfinite(r.base_error_dQ) && isfinite(r.base_error_dK) && isfinite(r.base_error_dV));
+    inputs_free(&in), reference_free(&r), reference_free(&other);
+}
+
+// B = 2, H = 6, Hkv = 2 against twelve problems of one head, on the same data.
+Test(gradients, are_summed_over_the_group) {
+    struct attn_problem p = problem(6, 2, 5, 7, 8, true, ATTN_BF16), one = p;
+    p.batch = 2;
+    one.heads = one.kv_heads = 1;
+    struct inputs in = make(&p, DATA_NORMAL);
+    struct reference all = refer_both(&p, &in);
+    double dK[4 * 56] = {0}, dV[4 * 56] = {0};
+    for (int bh = 0; bh < 12; bh++) {
+        int kv = bh / 6 * 2 + bh % 6 / 3;
+        struct inputs part = {in.Q + bh * 40, in.K + kv * 56, in.V + kv * 56, in.dO + bh * 40};
+        struct reference r = refer_both(&one, &part);
+        cr_expect_eq(memcmp(r.dQ, all.dQ + bh * 40, 40 * sizeof(double)), 0, "head %d", bh);
+        for (int i = 0; i < 56; i++) dK[kv * 56 + i] += r.dK[i], dV[kv * 56 + i] += r.dV[i];
+        reference_free(&r);
+    }
+    cr_expect_lt(relative_error(all.dK, dK, 4 * 56), 1e-15 * 8);
+    cr_expect_lt(relative_error(all.dV, dV, 4 * 56), 1e-15 * 8);
+    inputs_free(&in), reference_free(&all);
+}
+
+// L = sum(dO * O) from Q, K and V in double, which stand one after the other in x.
+static double loss(const struct attn_problem *p, const double *x, const float *dO) {
+    uint64_t d = p->head_dim, q = attn_q_elements(p), kv = attn_kv_elements(p);
+    double L = 0;
+    for (uint64_t row = 0; row < attn_rows(p); row++) {
+        uint64_t first = row / p->seqlen_q / (p->heads / p->kv_heads) * p->seqlen_k;
+        double sum = 0, weighted = 0; // of exp S, and of exp S times dO.v
+        for (int j = 0; j < attn_visible_keys(p, (int)(row % p->seqlen_q)); j++) {
+            const double *k = x + q + (first + j) * d, *v = k + kv;
+            double S = 0, dP = 0;
+            for (uint64_t t = 0; t < d; t++) S += p->scale * x[row * d + t] * k[t];
+            for (uint64_t t = 0; t < d; t++) dP += dO[row * d + t] * v[t];
+            sum += exp(S);
+            weighted += exp(S) * dP;
+        }
+        if (sum > 0) L += weighted / sum;
+    }
+    return L;
+}
+
+static double slope(const struct attn_problem *p, double *x, uint64_t at, const float *dO,
+                    double h) {
+    double here = x[at];
+    x[at] = here + h;
+    double above = loss(p, x, dO);
+    x[at] = here - h;
+    double below = loss(p, x, dO);
+    x[at] = here;
+    return (above - below) / (2 * h);
+}
+
+// The central difference is off by a term in h^2, three times which is the distance to that of 2h,
+// and by the rounding of L, whose terms (a few hundred here, none above 30) are good to 1e-15.
+static void expect_slopes(const struct attn_problem *p, const double *gradient, double *x,
+                          uint64_t first, uint64_t n, const float *dO, const char *name) {
+    const double h = 1e-4, rounding = 1e-13 / h;
+    for (uint64_t i = 0; i < n; i++) {
+        double near = slope(p, x, first + i, dO, h), far = slope(p, x, first + i, dO, 2 * h);
+        double tolerance = fabs(far - near) + rounding;
+        cr_expect_lt(tolerance, 1e-6, "too wide to tell");
+        cr_expect(fabs(near - gradient[i]) <= tolerance, "%s[%d]: %g, the slope is %g", name,
+                  (int)i, gradient[i], near);
+    }
+}
+
+Test(gradients, are_the_slopes_of_the_loss) {
+    const int nq[4] = {5, 7, 6, 1}, nk[4] = {7, 5, 6, 9}; // causal but the last two
+    for (int k = 0; k < 4; k++) {
+        struct attn_problem p = problem(4, 2, nq[k], nk[k], 8, k < 2, ATTN_FP32);
+        uint64_t q = attn_q_elements(&p), kv = attn_kv_elements(&p);
+        struct inputs in = make(&p, DATA_NORMAL);
+        struct reference r = refer_both(&p, &in);
+        double *x = malloc((q + 2 * kv) * sizeof *x);
+        for (uint64_t i = 0; i < q; i++) x[i] = in.Q[i];
+        for (uint64_t i = 0; i < kv; i++) x[q + i] = in.K[i], x[q + kv + i] = in.V[i];
+        expect_slopes(&p, r.dQ, x, 0, q, in.dO, "dQ");
+        expect_slopes(&p, r.dK, x, q, kv, in.dO, "dK");
+        expect_slopes(&p, r.dV, x, q + kv, kv, in.dO, "dV");
+        free(x), inputs_free(&in), reference_free(&r);
+    }
+}
+
+// One query, two keys, and only the first number of each row: every rounding can be written down.
+Test(gradients, the_baseline_rounds_P_and_dS_but_not_S) {
+    for (int dtype = 0; dtype < ATTN_DTYPES; dtype++) {
+        struct attn_problem p = problem(1, 1, 1, 2, 8, false, dtype);
+        float Q[8] = {3}, K[16] = {0.125f}, V[16] = {[0] = 1, [8] = -1}, dO[8] = {1.25f};
+        float O[8] = {0.0625f}, LSE = 0.8f, dQ[8], dK[16], dV[16], scale = p.scale = 0.7f;
+        struct inputs in = {Q, K, V, dO};
+        baseline_backward(&p, &in, O, &LSE, dQ, dK, dV);
+        float P0 = expf(scale * (3 * 0.125f) - LSE), P1 = expf(0 - LSE), D = 1.25f * 0.0625f;
+        float dS0 = dtype_round(dtype, P0 * (1.25f - D)),
+              dS1 = dtype_round(dtype, P1 * (-1.25f - D));
+        cr_expect_eq(dV[0], dtype_round(dtype, dtype_round(dtype, P0) * 1.25f));
+        cr_expect_eq(dV[8], dtype_round(dtype, dtype_round(dtype, P1) * 1.25f));
+        cr_expect_eq(dQ[0], dtype_round(dtype, scale * (dS0 * 0.125f)));
+        cr_expect_eq(dK[0], dtype_round(dtype, scale * (dS0 * 3)));
+        cr_expect_eq(dK[8], dtype_round(dtype, scale * (dS1 * 3)));
+        if (dtype != ATTN_FP32) cr_expect_neq(dS0, P0 * (1.25f - D));
+    }
+}
+
+static double largest_error(const float *got, const double *want, uint64_t n) {
+    double largest = 0;
+    for (uint64_t i = 0; i < n; i++) largest = fmax(largest, fabs(got[i] - want[i]));
+    return largest;
+}
+
+enum { SMALL_Q = 2 * 17 * 24, SMALL_KV = 29 * 24 };
+
+// The errors of the two ways in which the baseline runs; returns which of them has the larger dV.
+static int expect_larger_errors(const struct attn_problem *p, const struct inputs *in,
+                                const struct reference *r) {
+    struct output right = oracle_output(p, in);
+    const float *O[2] = {r->base_O, right.O}, *LSE[2] = {r->base_LSE, right.LSE};
+    float dQ[SMALL_Q], dK[SMALL_KV], dV[SMALL_KV];
+    double error[2][3];
+    for (int way = 0; way < 2; way++) {
+        baseline_backward(p, in, O[way], LSE[way], dQ, dK, dV);
+        error[way][0] = largest_error(dQ, r->dQ, SMALL_Q);
+        error[way][1] = largest_error(dK, r->dK, SMALL_KV);
+        error[way][2] = largest_error(dV, r->dV, SMALL_KV);
+        cr_expect_eq(unrepresentable(p->dtype, dQ, SMALL_Q), 0);
+        cr_expect_eq(unrepresentable(p->dtype, dK, SMALL_KV), 0);
+        cr_expect_eq(unrepresentable(p->dtype, dV, SMALL_KV), 0);
+    }
+    cr_expect_eq(r->base_error_dQ, fmax(error[0][0], error[1][0]));
+    cr_expect_eq(r->base_error_dK, fmax(error[0][1], error[1][1]));
+    cr_expect_eq(r->base_error_dV, fmax(error[0][2], error[1][2]));
+    output_free(&right);
+    return error[1][2] > error[0][2];
+}
+
+static void expect_sizes(const struct attn_problem *p, const struct inputs *in,
+                         const struct reference *r) {
+    double q = 0, k = 0, max_dO = 0, max_dP = 0;
+    struct inputs swapped = {in->dO, in->V, NULL, NULL}; // dP is a product like S
+    for (int i = 0; i < SMALL_Q; i++) q += pow(in->Q[i], 2) / SMALL_Q;
+    for (int i = 0; i < SMALL_KV; i++) k += pow(in->K[i], 2) / SMALL_KV;
+    for (int i = 0; i < SMALL_Q; i++) max_dO = fmax(max_dO, fabsf(in->dO[i]));
+    for (int row = 0; row < 2 * 17; row++) {
+        for (int j = 0; j <= row % 17 + 12; j++)
+            max_dP = fmax(max_dP, fabs(logit(p, &swapped, row, j)) / p->scale);
+    }
+    cr_expect_float_eq(r->rms_q, sqrt(q), 1e-13);
+    cr_expect_float_eq(r->rms_k, sqrt(k), 1e-13);
+    cr_expect_float_eq(r->max_dP, max_dP, 1e-12);
+    cr_expect_eq(r->max_dO, max_dO);
+}
+
+Test(gradients, the_reference_knows_its_errors) {
+    int larger[2] = {0};
+    for (int k = 0; k < ATTN_DTYPES * DATA_RISING; k++) { // normal and large
+        struct attn_problem p = problem(2, 1, 17, 29, 24, true, k % ATTN_DTYPES);
+        struct inputs in = make(&p, k / ATTN_DTYPES);
+        for (int i = 0; i < SMALL_Q; i++) in.dO[i] *= k % 2 ? 1 : -1;
+        struct reference r = refer_both(&p, &in);
+        larger[expect_larger_errors(&p, &in, &r)]++;
+        expect_sizes(&p, &in, &r);
+        inputs_free(&in), reference_free(&r);
+        cr_expect_null(r.dQ);
+    }
+    cr_expect(larger[0] > 0 && larger[1] > 0, "neither way is always the larger");
+}
+
+Test(gradients, an_overflowing_baseline_is_refused) {
+    struct attn_problem p = problem(1, 1, 2, 2, 8, false, ATTN_FP16);
+    struct inputs in = make(&p, DATA_NORMAL);
+    for (int i = 0; i < 16; i++) in.dO[i] = 6e4f, in.V[i] = i < 8 ? 6e4f : -6e4f;
+    struct reference r = refer(&p, &in);
+    char why[WHY] = "";
+    cr_expect_not(reference_add_backward(&p, &in, &r, why, sizeof why));
+    expect_line(why, "overflows fp16");
+    cr_expect_eq(errno, EINVAL);
+    cr_expect(!r.dQ && !r.dK && !r.dV && r.O);
+    inputs_free(&in), reference_free(&r);
+}
+
 // ---- the oracle against NumPy ------------------------------------------------------------------
 
 static double *read_array(const char *dir, const char *name, uint64_t count) {
@@ -1045,34 +1299,31 @@ static double *read_array(const char *dir, const char *name, uint64_t count) {
     return data;
 }
 
-// The largest |got - want| / (1 + |want|).
-static double relative_error(const double *got, const double *want, uint64_t n) {
-    double largest = 0;
-    for (uint64_t i = 0; i < n; i++) {
-        double error = got[i] == want[i] ? 0 : fabs(got[i] - want[i]) / (1 + fabs(want[i]));
-        if (!(error <= largest)) largest = error;
-        if (isnan(error)) return error;
-    }
-    return largest;
+// A tensor of the reference against the file of that name.
+static void expect_as_in_file(const char *dir, const char *name, const double *got, uint64_t n,
+                              double tolerance) {
+    double *want = read_array(dir, name, n);
+    double error = relative_error(got, want, n);
+    cr_expect(error <= tolerance, "%s: %s differs by %g", dir, name, error);
+    free(want);
 }
 
 static void expect_same_as_numpy(const char *dir) {
     struct attn_problem p = {.dtype = ATTN_FP32};
     struct inputs in;
     char why[WHY];
-    cr_assert(inputs_load(dir, false, &p, &in, why, sizeof why), "%s", why);
+    cr_assert(inputs_load(dir, true, &p, &in, why, sizeof why), "%s", why);
     double *options = read_array(dir, "options", 2);
     p.causal = options[0] != 0;
     p.scale = (float)options[1];
     cr_assert_eq(attn_problem_check(&p, why, sizeof why), 0, "%s: %s", dir, why);
-    double *O = read_array(dir, "O", attn_q_elements(&p)),
-           *LSE = read_array(dir, "LSE", attn_rows(&p));
-    struct reference r = refer(&p, &in);
-    double error_O = relative_error(r.O, O, attn_q_elements(&p));
-    double error_LSE = relative_error(r.LSE, LSE, attn_rows(&p));
-    cr_expect(error_O <= 1e-12, "%s: O differs by %g", dir, error_O);
-    cr_expect(error_LSE <= 1e-12, "%s: LSE differs by %g", dir, error_LSE);
-    free(options), free(O), free(LSE);
+    struct reference r = refer_both(&p, &in);
+    expect_as_in_file(dir, "O", r.O, attn_q_elements(&p), 1e-12);
+    expect_as_in_file(dir, "LSE", r.LSE, attn_rows(&p), 1e-12);
+    expect_as_in_file(dir, "dQ", r.dQ, attn_q_elements(&p), 1e-11);
+    expect_as_in_file(dir, "dK", r.dK, attn_kv_elements(&p), 1e-11);
+    expect_as_in_file(dir, "dV", r.dV, attn_kv_elements(&p), 1e-11);
+    free(options);
     inputs_free(&in);
     reference_free(&r);
 }
@@ -1296,5 +1547,229 @@ Test(check, the_bar_stands_where_it_should) {
         cr_expect(check_LSE(&p, &r, &got_lse).ok);
         got_lse = nextafterf(got_lse, 2);
         cr_expect_not(check_LSE(&p, &r, &got_lse).ok);
+    }
+}
+
+// ---- the bar for gradients ---------------------------------------------------------------------
+
+// Gradients as a kernel would deliver them.
+struct gradients {
+    float *dQ, *dK, *dV;
+};
+
+static struct gradients gradients_new(const struct attn_problem *p) {
+    uint64_t q = attn_q_elements(p), kv = attn_kv_elements(p);
+    return (struct gradients){calloc(q, sizeof(float)), calloc(kv, sizeof(float)),
+                              calloc(kv, sizeof(float))};
+}
+
+static void gradients_free(struct gradients *g) {
+    free(g->dQ);
+    free(g->dK);
+    free(g->dV);
+}
+
+static struct gradients oracle_gradients(const struct attn_problem *p, const struct reference *r) {
+    struct gradients g = gradients_new(p);
+    for (uint64_t i = 0; i < attn_q_elements(p); i++)
+        g.dQ[i] = dtype_round(p->dtype, (float)r->dQ[i]);
+    for (uint64_t i = 0; i < attn_kv_elements(p); i++) {
+        g.dK[i] = dtype_round(p->dtype, (float)r->dK[i]);
+        g.dV[i] = dtype_round(p->dtype, (float)r->dV[i]);
+    }
+    return g;
+}
+
+static void expect_within(const struct attn_problem *p, const struct reference *r,
+                          const struct gradients *g, double share, const char *what) {
+    struct check c[3] = {check_dQ(p, r, g->dQ), check_dK(p, r, g->dK), check_dV(p, r, g->dV)};
+    for (int k = 0; k < 3; k++)
+        cr_expect(c[k].ok && c[k].bad == 0 && c[k].of_bar <= share, "%s: %s at %g of the bar", what,
+                  c[k].tensor, c[k].of_bar);
+}
+
+Test(check, correct_gradients_pass) {
+    const int nq[4] = {1, 33, 50, 20}, nk[4] = {1, 33, 24, 57};
+    for (int k = 0; k < 4 * ATTN_DTYPES * DATA_FAMILIES; k++) {
+        struct attn_problem p =
+            problem(2, 1, nq[k % 4], nk[k % 4], 40, k % 3 > 0, k / 4 % ATTN_DTYPES);
+        struct inputs in = make(&p, k / 4 / ATTN_DTYPES);
+        struct reference r = refer_both(&p, &in);
+        struct gradients g = oracle_gradients(&p, &r);
+        expect_within(&p, &r, &g, 0.5, "the oracle, rounded");
+        baseline_backward(&p, &in, r.base_O, r.base_LSE, g.dQ, g.dK, g.dV);
+        expect_within(&p, &r, &g, 0.34, "the baseline itself");
+        inputs_free(&in), reference_free(&r), gradients_free(&g);
+    }
+}
+
+enum mistake {
+    NO_MISTAKE,
+    NO_D,     // dS = P * dP
+    NO_SCALE, // in dQ and dK
+    SCALE_TWICE,
+    ONE_KEY_LESS, // the mask ends one key early
+    ONE_KEY_MORE,
+    ONE_QUERY_HEAD, // dK and dV from the last query head of a group only
+    BASE_TWO,       // LSE taken for a binary logarithm
+    TRANSPOSED,     // P and dS read with i and j exchanged, in dK and dV
+    NEXT_ROWS_D,
+    MISTAKES
+};
+
+static const struct {
+    const char *name;
+    bool in_dQ, in_dK, in_dV; // must the check fail?
+} mistakes[MISTAKES] = {
+    [NO_MISTAKE] = {"no mistake", false, false, false},
+    [NO_D] = {"no D", true, true, false},
+    [NO_SCALE] = {"no scale", true, true, false},
+    [SCALE_TWICE] = {"scale twice", true, true, false},
+    [ONE_KEY_LESS] = {"one key less", true, true, true},
+    [ONE_KEY_MORE] = {"one key more", true, true, true},
+    [ONE_QUERY_HEAD] = {"one query head", false, true, true},
+    [BASE_TWO] = {"base two", true, true, true},
+    [TRANSPOSED] = {"transposed", false, true, true},
+    [NEXT_ROWS_D] = {"the next row's D", true, true, false},
+};
+
+// P and dS of one query head, the whole matrices: [Nq, Nk].
+static void make_P_and_dS(const struct attn_problem *p, const struct inputs *in,
+                          const struct reference *r, int head, enum mistake mistake, double *P,
+                          double *dS) {
+    int nq = p->seqlen_q, nk = p->seqlen_k, kv = head / (p->heads / p->kv_heads);
+    struct inputs swapped = {in->dO, in->V, NULL, NULL}; // dP is a product like S
+    double D[64] = {0};
+    for (int i = 0; i < nq; i++) {
+        uint64_t row = (uint64_t)head * nq + i, first = (uint64_t)kv * nk;
+        double LSE = r->LSE[row] / (mistake == BASE_TWO ? log(2) : 1);
+        int keys = attn_visible_keys(p, i) + (mistake == ONE_KEY_MORE) - (mistake == ONE_KEY_LESS);
+        for (int j = 0; j < nk; j++) {
+            P[i * nk + j] = j < keys ? exp(logit(p, in, row, first + j) - LSE) : 0;
+            dS[i * nk + j] = logit(p, &swapped, row, first + j) / p->scale; // dP, for now
+            D[i] += P[i * nk + j] * dS[i * nk + j];
+        }
+    }
+    for (int ij = 0; ij < nq * nk; ij++) {
+        int i = (ij / nk + (mistake == NEXT_ROWS_D)) % nq;
+        dS[ij] = P[ij] * (dS[ij] - (mistake == NO_D ? 0 : D[i]));
+    }
+}
+
+static struct gradients backward_with(const struct attn_problem *p, const struct inputs *in,
+                                      const struct reference *r, enum mistake mistake) {
+    int nq = p->seqlen_q, nk = p->seqlen_k, d = p->head_dim, group = p->heads / p->kv_heads;
+    double P[64 * 64], dS[64 * 64];
+    double scale = mistake == NO_SCALE ? 1 : pow(p->scale, mistake == SCALE_TWICE ? 2 : 1);
+    struct gradients g = gradients_new(p);
+    for (int h = 0; h < p->heads; h++) {
+        make_P_and_dS(p, in, r, h, mistake, P, dS);
+        bool summed = mistake != ONE_QUERY_HEAD || h % group == group - 1;
+        for (int n = 0; n < nq * nk * d; n++) {
+            int i = n / d / nk, j = n / d % nk, t = n % d;
+            int ij = i * nk + j, turned = mistake == TRANSPOSED ? j * nk + i : ij;
+            uint64_t q = ((uint64_t)h * nq + i) * d + t,
+                     kv = ((uint64_t)h / group * nk + j) * d + t;
+            g.dQ[q] += (float)(scale * dS[ij] * in->K[kv]);
+            if (summed) g.dK[kv] += (float)(scale * dS[turned] * in->Q[q]);
+            if (summed) g.dV[kv] += (float)(P[turned] * in->dO[q]);
+        }
+    }
+    return g;
+}
+
+static void expect_mistakes_found(const struct attn_problem *p, const struct inputs *in,
+                                  const char *data) {
+    struct reference r = refer_both(p, in);
+    for (int m = 0; m < MISTAKES; m++) {
+        struct gradients g = backward_with(p, in, &r, m);
+        bool dQ = check_dQ(p, &r, g.dQ).ok, dK = check_dK(p, &r, g.dK).ok,
+             dV = check_dV(p, &r, g.dV).ok;
+        const char *name = mistakes[m].name, *dtype = attn_dtype_name(p->dtype);
+        cr_expect_eq(dQ, !mistakes[m].in_dQ, "%s, %s, %s: dQ", name, data, dtype);
+        cr_expect_eq(dK, !mistakes[m].in_dK, "%s, %s, %s: dK", name, data, dtype);
+        cr_expect_eq(dV, !mistakes[m].in_dV, "%s, %s, %s: dV", name, data, dtype);
+        gradients_free(&g);
+    }
+    reference_free(&r);
+}
+
+Test(check, mistakes_in_gradients_are_caught) {
+    const enum data_family families[3] = {DATA_NORMAL, DATA_LARGE, DATA_OUTLIERS};
+    for (int k = 0; k < 3 * ATTN_DTYPES; k++) {
+        struct attn_problem p = problem(4, 2, 40, 40, 16, true, k % ATTN_DTYPES);
+        struct inputs in = make(&p, families[k / ATTN_DTYPES]);
+        expect_mistakes_found(&p, &in, data_family_name(families[k / ATTN_DTYPES]));
+        inputs_free(&in);
+    }
+}
+
+// A loss that is a mean hands back a tiny dO: the bar has to shrink with it.
+Test(check, mistakes_are_caught_at_a_small_dO) {
+    struct attn_problem p = problem(4, 2, 40, 40, 16, true, ATTN_FP32);
+    struct inputs in = make(&p, DATA_NORMAL);
+    for (uint64_t i = 0; i < attn_q_elements(&p); i++) in.dO[i] *= 0x1p-30f;
+    expect_mistakes_found(&p, &in, "small dO");
+    inputs_free(&in);
+}
+
+Test(check, half_precision_is_caught_in_fp32) {
+    for (int family = 0; family < DATA_FAMILIES; family++) {
+        struct attn_problem p = problem(1, 1, 33, 33, 40, false, ATTN_FP32), half = p;
+        half.dtype = ATTN_FP16;
+        if (family == DATA_ONE_HOT) continue; // P is 1 or 0: nothing to round
+        struct inputs in = make(&half, family);
+        struct reference r = refer_both(&p, &in);
+        struct gradients g = gradients_new(&p);
+        baseline_backward(&half, &in, r.base_O, r.base_LSE, g.dQ, g.dK, g.dV);
+        cr_expect_not(check_dK(&p, &r, g.dK).ok, "%s: dK", data_family_name(family));
+        cr_expect_not(check_dV(&p, &r, g.dV).ok, "%s: dV", data_family_name(family));
+        // With equal keys dQ is 0, and a sum of what is left: any error of P is multiplied by 0.
+        if (family != DATA_CONSTANT)
+            cr_expect_not(check_dQ(&p, &r, g.dQ).ok, "%s: dQ", data_family_name(family));
+        inputs_free(&in), reference_free(&r), gradients_free(&g);
+    }
+}
+
+Test(check, nan_and_zeros_in_gradients_are_caught) {
+    for (int dtype = 0; dtype < ATTN_DTYPES; dtype++) {
+        struct attn_problem p = problem(1, 1, 9, 9, 8, true, dtype);
+        struct inputs in = make(&p, DATA_NORMAL);
+        struct reference r = refer_both(&p, &in);
+        struct gradients g = gradients_new(&p), right = oracle_gradients(&p, &r);
+        cr_expect_not(check_dQ(&p, &r, g.dQ).ok || check_dK(&p, &r, g.dK).ok);
+        cr_expect_not(check_dV(&p, &r, g.dV).ok);
+        right.dQ[71] = right.dK[0] = right.dV[40] = NAN;
+        struct check c[3] = {check_dQ(&p, &r, right.dQ), check_dK(&p, &r, right.dK),
+                             check_dV(&p, &r, right.dV)};
+        const uint64_t worst[3] = {71, 0, 40};
+        for (int k = 0; k < 3; k++)
+            cr_expect(!c[k].ok && c[k].bad == 1 && c[k].worst == worst[k] && isnan(c[k].error));
+        inputs_free(&in), reference_free(&r), gradients_free(&g), gradients_free(&right);
+    }
+}
+
+// The formulas of check.h, at their edges.
+Test(check, the_bar_for_gradients_stands_where_it_should) {
+    struct attn_problem p = problem(1, 1, 1, 1, 8, false, ATTN_FP32);
+    double want[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+    struct reference r = {.dQ = want, .dK = want, .dV = want, .max_logit = 3};
+    r.rms_q = 2, r.rms_k = 4, r.max_dO = 8, r.max_dP = 16;
+    r.base_error_dQ = 0x1p-16, r.base_error_dK = 0x1p-17, r.base_error_dV = 0x1p-18;
+    p.scale = 0.5f;
+    struct check (*const check[3])(const struct attn_problem *, const struct reference *,
+                                   const float *) = {check_dQ, check_dK, check_dV};
+    const double factor[3] = {0.5 * 4 * 16, 0.5 * 2 * 16, 8};
+    const double base[3] = {0x1p-16, 0x1p-17, 0x1p-18};
+    for (int k = 0; k < 3 * ATTN_DTYPES; k++) {
+        p.dtype = k / 3;
+        double bar = 3 * base[k % 3] + 2 * dtype_ulp(p.dtype, 1);
+        if (p.dtype == ATTN_FP32) bar += 2 * 4 * factor[k % 3] * 0x1p-24;
+        float got[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+        got[3] = (float)(1 + bar); // exact: the bar is a multiple of 2^-23
+        cr_expect_eq(check[k % 3](&p, &r, got).of_bar, 1, "case %d", k);
+        cr_expect(check[k % 3](&p, &r, got).ok);
+        got[3] = nextafterf(got[3], 2);
+        cr_expect_not(check[k % 3](&p, &r, got).ok, "case %d", k);
     }
 }

@@ -102,3 +102,15 @@ bool machine_oracle_forward(const struct attn_problem *p, const float *Q, const 
     (void)p, (void)Q, (void)K, (void)V, (void)O, (void)LSE, (void)base_O, (void)base_LSE, (void)max_logit;
     return false;    // the C oracle is faster than any simulation
 }
+
+bool machine_oracle_backward(const struct attn_problem *p, const struct inputs *in, const double *O,
+                             const double *LSE, double *dQ, double *dK, double *dV, double *max_dP) {
+    (void)p, (void)in, (void)O, (void)LSE, (void)dQ, (void)dK, (void)dV, (void)max_dP;
+    return false;
+}
+
+bool machine_baseline_backward(const struct attn_problem *p, const struct inputs *in, const float *O,
+                               const float *LSE, float *dQ, float *dK, float *dV) {
+    (void)p, (void)in, (void)O, (void)LSE, (void)dQ, (void)dK, (void)dV;
+    return false;
+}
