@@ -301,7 +301,8 @@ void detect_turn(struct worker *w, struct warp *warp, const struct request *r) {
     struct loop *top = &warp->loop[warp->loops - 1];
     if (warp->loops && top->pc == pc) {
         bool some_left = lanes != top->lanes && (lanes & ~top->lanes) == 0;
-        if (some_left && w->global_requests > top->global_requests)
+        // One warning is enough, and finding out the line takes far longer than the loop.
+        if (some_left && w->global_requests > top->global_requests && !sim_warning()[0])
             sim_warn("lanes of one warp leave the loop at %s in different turns; nvcc may unroll it so that one "
                      "request becomes two: let the loop count tiles, and test inside",
                      symbols_place(pc));
