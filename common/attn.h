@@ -28,16 +28,16 @@ enum fp8_scale { FP8_SCALE_TENSOR, FP8_SCALE_HEAD, FP8_SCALE_BLOCK };
 // (the last query sees the last key: the mask is aligned bottom-right, as in FlashAttention-2).
 // A query that sees no key has O = 0 and LSE = -infinity.
 struct attn_problem {
-    int batch, heads, kv_heads;     // B, H, Hkv: H is a multiple of Hkv
-    int seqlen_q, seqlen_k;         // Nq, Nk: any length >= 1
-    int head_dim;                   // d: a multiple of 8, 8 .. 256
+    int batch, heads, kv_heads; // B, H, Hkv: H is a multiple of Hkv
+    int seqlen_q, seqlen_k;     // Nq, Nk: any length >= 1
+    int head_dim;               // d: a multiple of 8, 8 .. 256
     bool causal;
-    float scale;                    // finite and > 0; 1/sqrt(d) unless --scale says otherwise
-    enum attn_dtype dtype;          // of Q, K, V, O (FP8: 16-bit inputs, quantised by a pre-pass)
+    float scale;           // finite and > 0; 1/sqrt(d) unless --scale says otherwise
+    enum attn_dtype dtype; // of Q, K, V, O (FP8: 16-bit inputs, quantised by a pre-pass)
     enum fp8_scale fp8_scale;
     bool rotate;
-    size_t smem;                    // bytes of shared memory one block may use (--sram)
-    int sm, sm_count;               // the machine: compute capability (90 = 9.0), multiprocessors
+    size_t smem;      // bytes of shared memory one block may use (--sram)
+    int sm, sm_count; // the machine: compute capability (90 = 9.0), multiprocessors
 };
 
 enum { ATTN_MAX_BUFFERS = 8 };
@@ -58,8 +58,8 @@ enum attn_pass { ATTN_FORWARD = 1, ATTN_BACKWARD = 2 };
 struct attn_buffer {
     const char *name;
     size_t bytes;
-    unsigned passes;                // ATTN_FORWARD | ATTN_BACKWARD: when it is needed
-    bool kept;                      // written by the forward, read by the backward (step00: P)
+    unsigned passes; // ATTN_FORWARD | ATTN_BACKWARD: when it is needed
+    bool kept;       // written by the forward, read by the backward (step00: P)
 };
 
 // Bytes asked of HBM: whole 32-byte sectors, counted once per warp request.
@@ -67,16 +67,18 @@ struct attn_traffic {
     uint64_t load, store, atomic, tma_load, tma_store;
 };
 
-// One rung of the ladder. (FP8, the TMA fields and exact_sm are there for the steps that need them.)
+// One rung of the ladder. (FP8, the TMA fields and exact_sm are there for the steps that need
+// them.)
 struct attn_kernel {
-    const char *step;               // its folder, "step00_naive"
-    int rung;                       // its place among the step's rungs, from 1
-    const char *name;               // for --kernel, unique over all steps
-    const char *idea;               // one line
-    const char *formula;            // leading-order HBM traffic, for people
-    unsigned dtypes;                // bit 1 << dtype for each data type it computes in
-    unsigned passes;                // ATTN_FORWARD | ATTN_BACKWARD
-    int least_sm, exact_sm;         // runs on compute capability >= least_sm; exact_sm: only there
+    const char *step;             // its folder, "step00_naive"
+    int rung;                     // its place among the step's rungs, from 1
+    const char *name;             // for --kernel, unique over all steps
+    const char *idea;             // one line
+    const char *formula;          // leading-order HBM traffic of the forward, for people
+    const char *backward_formula; // and of the backward
+    unsigned dtypes;              // bit 1 << dtype for each data type it computes in
+    unsigned passes;              // ATTN_FORWARD | ATTN_BACKWARD
+    int least_sm, exact_sm;       // runs on compute capability >= least_sm; exact_sm: only there
     // False, with a reason in `why`, for a shape this rung does not take.
     bool (*supports)(const struct attn_problem *, char *why, size_t why_size);
     // Fills in the workspace it needs and returns how many buffers that is. May be NULL: none.
@@ -92,22 +94,24 @@ struct attn_kernel {
 // Called before main() by ATTN_REGISTER; always returns true.
 bool attn_register(const struct attn_kernel *kernel);
 int attn_kernel_count(void);
-const struct attn_kernel *attn_kernel_at(int index);   // ordered by step, then rung
+const struct attn_kernel *attn_kernel_at(int index); // ordered by step, then rung
 
 // Put once at the end of a rung's .cu file: the initialiser of a C++ global runs before main().
 #define ATTN_REGISTER(kernel) [[maybe_unused]] static const bool registered = attn_register(&kernel)
 
 // ---- sizes and masks (problem.c) ----------------------------------------------------------
 
-size_t attn_dtype_bytes(enum attn_dtype dtype);        // of one element in HBM
-const char *attn_dtype_name(enum attn_dtype dtype);    // "fp32"
+size_t attn_dtype_bytes(enum attn_dtype dtype);     // of one element in HBM
+const char *attn_dtype_name(enum attn_dtype dtype); // "fp32"
 
-uint64_t attn_q_elements(const struct attn_problem *p);    // B * H * Nq * d
-uint64_t attn_kv_elements(const struct attn_problem *p);   // B * Hkv * Nk * d
-uint64_t attn_rows(const struct attn_problem *p);          // B * H * Nq
-uint64_t attn_visible_pairs(const struct attn_problem *p); // (i, j) that the mask lets through, all heads
+uint64_t attn_q_elements(const struct attn_problem *p);  // B * H * Nq * d
+uint64_t attn_kv_elements(const struct attn_problem *p); // B * Hkv * Nk * d
+uint64_t attn_rows(const struct attn_problem *p);        // B * H * Nq
+uint64_t
+attn_visible_pairs(const struct attn_problem *p); // (i, j) that the mask lets through, all heads
 uint64_t attn_compulsory_bytes(const struct attn_problem *p, unsigned pass);
-double attn_flops(const struct attn_problem *p, unsigned pass);   // 4 d per visible pair; backward 2.5x
+double attn_flops(const struct attn_problem *p,
+                  unsigned pass); // 4 d per visible pair; backward 2.5x
 
 // How many keys query i sees: keys 0 .. count-1.
 static inline int attn_visible_keys(const struct attn_problem *p, int i) {
@@ -121,7 +125,7 @@ int attn_problem_check(const struct attn_problem *p, char *why, size_t why_size)
 
 // ---- for the models ------------------------------------------------------------------------
 
-enum { SECTOR = 32 };   // bytes: the unit in which the memory system moves data
+enum { SECTOR = 32 }; // bytes: the unit in which the memory system moves data
 
 // Sectors that a run of `bytes` bytes at byte offset `address` touches.
 static inline uint64_t sectors(uint64_t address, uint64_t bytes) {

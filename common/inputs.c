@@ -268,8 +268,8 @@ static bool allocate(const struct attn_problem *p, bool backward, struct inputs 
     if (out->Q && out->K && out->V && (out->dO || !backward)) return true;
     inputs_free(out);
     return refuse_memory(why, why_size,
-                  "no memory for inputs of %.3g GB: make batch, heads or seqlen smaller",
-                  (double)(q + 2 * kv + backward * q) / 1e9);
+                         "no memory for inputs of %.3g GB: make batch, heads or seqlen smaller",
+                         (double)(q + 2 * kv + backward * q) / 1e9);
 }
 
 bool inputs_make(const struct attn_problem *p, enum data_family family, uint64_t seed,

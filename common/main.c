@@ -34,7 +34,8 @@ static int finish(int status) {
     return complain(EXIT_CANNOT, "cannot write the output; is the disk full?");
 }
 
-// ---- what can be run -------------------------------------------------------------------------------------
+// ---- what can be run
+// -------------------------------------------------------------------------------------
 
 static void list_kernels(void) {
     printf("%-20s %-16s %-16s %s\n", "step", "kernel", "types", "idea");
@@ -43,8 +44,8 @@ static void list_kernels(void) {
         char types[40] = "";
         for (int t = 0; t < ATTN_DTYPES; t++)
             if (k->dtypes >> t & 1)
-                snprintf(types + strlen(types), sizeof types - strlen(types), "%s%s", types[0] ? " " : "",
-                         attn_dtype_name((enum attn_dtype)t));
+                snprintf(types + strlen(types), sizeof types - strlen(types), "%s%s",
+                         types[0] ? " " : "", attn_dtype_name((enum attn_dtype)t));
         printf("%-20s %-16s %-16s %s\n", k->step, k->name, types, k->idea);
     }
 }
@@ -61,7 +62,8 @@ static enum attn_dtype first_dtype(const struct attn_kernel *k) {
     return (enum attn_dtype)t;
 }
 
-// ---- folders for --dump ----------------------------------------------------------------------------------
+// ---- folders for --dump
+// ----------------------------------------------------------------------------------
 
 static bool make_folder(const char *path, char *why, size_t why_size) {
     struct stat s;
@@ -75,14 +77,15 @@ static bool make_folder(const char *path, char *why, size_t why_size) {
 }
 
 // DIR with one kernel, DIR/NAME with several.
-static bool dump_folder(const struct options *o, const struct attn_kernel *k, char *out, size_t size, char *why,
-                        size_t why_size) {
+static bool dump_folder(const struct options *o, const struct attn_kernel *k, char *out,
+                        size_t size, char *why, size_t why_size) {
     bool several = !o->kernel && attn_kernel_count() > 1;
     snprintf(out, size, several ? "%s/%s" : "%s", o->dump, k->name);
     return make_folder(o->dump, why, why_size) && make_folder(out, why, why_size);
 }
 
-// ---- one input through all kernels -----------------------------------------------------------------------
+// ---- one input through all kernels
+// -----------------------------------------------------------------------
 
 struct session {
     const struct options *options;
@@ -100,7 +103,7 @@ static int take_result(struct session *s, const struct result *r) {
         return complain(EXIT_USAGE, s->why);
     }
     report_result(&s->reporter, r);
-    if (s->reporter.csv && s->reporter.profile && r->why[0]) {    // a profile has no column for it
+    if (s->reporter.csv && s->reporter.profile && r->why[0]) { // a profile has no column for it
         snprintf(s->why, sizeof s->why, "%s: %.600s", r->kernel->name, r->why);
         complain(EXIT_WRONG, s->why);
     }
@@ -114,7 +117,10 @@ static int run_one(struct session *s, const struct attn_kernel *k, struct prepar
     const char *dump = s->options->dump ? folder : NULL;
     if (dump && !dump_folder(s->options, k, folder, sizeof folder, s->why, sizeof s->why))
         return complain(EXIT_USAGE, s->why);
-    int repeat = s->options->repeat ? s->options->repeat : s->machine.simulated ? 1 : 20, status = EXIT_RIGHT;
+    int repeat = s->options->repeat     ? s->options->repeat
+                 : s->machine.simulated ? 1
+                                        : 20,
+        status = EXIT_RIGHT;
     struct result r[2];
     report_progress("%s %s on %s ...", k->step, k->name, in->name);
     int results = run_kernel(k, in, s->options->passes, repeat, dump, r);
@@ -124,7 +130,8 @@ static int run_one(struct session *s, const struct attn_kernel *k, struct prepar
 }
 
 // Makes the input ready in k's data type, unless the kernel before has left it so.
-static int prepare_for(struct session *s, const struct attn_kernel *k, const struct source *source, struct prepared *in) {
+static int prepare_for(struct session *s, const struct attn_kernel *k, const struct source *source,
+                       struct prepared *in) {
     struct attn_problem p = s->options->problem;
     if (!s->options->dtype_given) p.dtype = first_dtype(k);
     if (in->number && in->problem.dtype == p.dtype) return EXIT_RIGHT;
@@ -161,7 +168,8 @@ static int run_all(struct session *s) {
     return s->wrong ? EXIT_WRONG : EXIT_RIGHT;
 }
 
-// ---- main --------------------------------------------------------------------------------------------------
+// ---- main
+// --------------------------------------------------------------------------------------------------
 
 static void join_words(int argc, char **argv, char *out, size_t size) {
     size_t used = 0;
@@ -177,7 +185,8 @@ int main(int argc, char **argv) {
 
     struct options options;
     struct session s = {.options = &options};
-    if (!options_parse(argc, argv, &options, s.why, sizeof s.why)) return complain(EXIT_USAGE, s.why);
+    if (!options_parse(argc, argv, &options, s.why, sizeof s.why))
+        return complain(EXIT_USAGE, s.why);
     switch (options.action) {
     case ACTION_HELP: return options_help(program), finish(EXIT_RIGHT);
     case ACTION_VERSION: return puts("flash-attention-tutorial 0.1"), finish(EXIT_RIGHT);
@@ -185,25 +194,34 @@ int main(int argc, char **argv) {
     case ACTION_RUN: break;
     }
     if (options.kernel && !kernel_exists(options.kernel)) {
-        snprintf(s.why, sizeof s.why, "--kernel %s: no such kernel here; --list shows them", options.kernel);
+        snprintf(s.why, sizeof s.why, "--kernel %s: no such kernel here; --list shows them",
+                 options.kernel);
         return complain(EXIT_USAGE, s.why);
     }
 
-    if (!machine_open(&(struct machine_options){.fast = options.fast, .profile = options.profile}, &s.machine, s.why, sizeof s.why))
+    if (!machine_open(&(struct machine_options){.fast = options.fast, .profile = options.profile},
+                      &s.machine, s.why, sizeof s.why))
         return complain(EXIT_CANNOT, s.why);
     if (options.profile && !s.machine.simulated) {
-        complain(EXIT_RIGHT, "--profile is the simulator's; on a GPU, ncu --set full --import-source yes "
-                             "-o FILE PROGRAM shows its source view");
+        complain(EXIT_RIGHT,
+                 "--profile is the simulator's; on a GPU, ncu --set full --import-source yes "
+                 "-o FILE PROGRAM shows its source view");
         options.profile = false;
     }
     if (options.sram > s.machine.smem) {
-        snprintf(s.why, sizeof s.why, "--sram %zu: a block has at most %zu bytes on this machine", options.sram, s.machine.smem);
+        snprintf(s.why, sizeof s.why, "--sram %zu: a block has at most %zu bytes on this machine",
+                 options.sram, s.machine.smem);
         return complain(EXIT_USAGE, s.why);
     }
     options.problem.smem = options.sram ? options.sram : s.machine.smem;
     options.problem.sm = s.machine.sm;
     options.problem.sm_count = s.machine.sm_count;
     bool one_kernel = options.kernel || attn_kernel_count() == 1;
-    s.reporter = (struct reporter){.csv = options.csv, .profile = options.profile, .detail = one_kernel, .machine = &s.machine, .command = command, .seed = options.seed};
+    s.reporter = (struct reporter){.csv = options.csv,
+                                   .profile = options.profile,
+                                   .detail = one_kernel,
+                                   .machine = &s.machine,
+                                   .command = command,
+                                   .seed = options.seed};
     return finish(run_all(&s));
 }

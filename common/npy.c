@@ -235,8 +235,9 @@ static bool read_array(struct reader *r, struct header *h, double **data) {
     if (!check_size(r, h, size, &count)) return false;
     *data = malloc((count ? count : 1) * sizeof **data);
     if (!*data) {
-        return refuse_memory(r->why, r->why_size, "%s: no memory for its %llu elements; use a smaller one",
-                      r->path, (unsigned long long)count);
+        return refuse_memory(r->why, r->why_size,
+                             "%s: no memory for its %llu elements; use a smaller one", r->path,
+                             (unsigned long long)count);
     }
     if (read_elements(r, size, *data, count)) return true;
     free(*data);
@@ -246,7 +247,7 @@ static bool read_array(struct reader *r, struct header *h, double **data) {
 bool npy_read(const char *path, int *dims, uint64_t shape[NPY_MAX_DIMS], double **data, char *why,
               size_t why_size) {
     struct stat s;
-    bool waits = !stat(path, &s) && !S_ISREG(s.st_mode) && !S_ISDIR(s.st_mode);    // a pipe, say
+    bool waits = !stat(path, &s) && !S_ISREG(s.st_mode) && !S_ISDIR(s.st_mode); // a pipe, say
     if (waits) return refuse(why, why_size, "%s: not a file; save the array with numpy.save", path);
     struct reader r = {fopen(path, "rb"), path, why, why_size};
     struct header h = {0};

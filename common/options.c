@@ -10,8 +10,25 @@
 #include <string.h>
 
 enum {
-    KV_HEADS = 256, SEQLEN_Q, SEQLEN_K, CAUSAL, SCALE, DTYPE, KERNEL, PASS, DATA, SEED, SRAM, REPEAT,
-    FAST, PROFILE, FORMAT, DUMP, LOAD, LIST, VERSION,
+    KV_HEADS = 256,
+    SEQLEN_Q,
+    SEQLEN_K,
+    CAUSAL,
+    SCALE,
+    DTYPE,
+    KERNEL,
+    PASS,
+    DATA,
+    SEED,
+    SRAM,
+    REPEAT,
+    FAST,
+    PROFILE,
+    FORMAT,
+    DUMP,
+    LOAD,
+    LIST,
+    VERSION,
 };
 
 static const struct option long_options[] = {
@@ -43,36 +60,42 @@ static const struct option long_options[] = {
 };
 
 void options_help(const char *program) {
-    printf("Usage: %s [OPTIONS]\n"
-           "Runs attention kernels, checks them against the naive algorithm in double precision and counts\n"
-           "the bytes they ask of HBM.\n\n"
-           "The problem\n"
-           "  -b, --batch N         B, default 1\n"
-           "  -H, --heads N         H, query heads, default 2\n"
-           "      --kv-heads N      Hkv, key/value heads; divides H; default H\n"
-           "  -n, --seqlen N        Nq and Nk, default 512\n"
-           "      --seqlen-q N, --seqlen-k N   one of them alone\n"
-           "  -d, --head-dim N      d, a multiple of 8 up to 256, default 64\n"
-           "      --causal          query i sees the keys j <= i + Nk - Nq\n"
-           "      --scale X         of QK^T, default 1/sqrt(d)\n"
-           "      --dtype TYPE      fp32, fp16, bf16 or fp8; default: the kernel's first\n"
-           "The input\n"
-           "      --data FAMILY     normal (default), large, rising, outliers, constant, one-hot\n"
-           "      --seed N          default 1\n"
-           "      --load DIR        Q.npy, K.npy, V.npy instead; may be repeated; with --data, besides\n"
-           "What to run, on what\n"
-           "      --kernel NAME     one kernel; default all\n"
-           "      --pass PASS       forward (default), backward or both\n"
-           "      --sram BYTES      shared memory a block may use (64K = 65536); default: the machine's\n"
-           "      --repeat N        timed runs on a GPU, default 20; in all runs the output must be the same\n"
-           "      --fast            simulator: count bytes only, skip sectors\n"
-           "What to print\n"
-           "      --format FORMAT   table (default) or csv\n"
-           "      --profile         simulator: what each source line asks of memory; csv: only that\n"
-           "      --dump DIR        write Q K V O LSE as .npy; with several kernels to DIR/NAME/\n"
-           "      --list, --help, --version\n\n"
-           "Exit status: 0 right; 1 a wrong result or a fault found; 2 bad usage; 3 this machine cannot.\n",
-           program);
+    printf(
+        "Usage: %s [OPTIONS]\n"
+        "Runs attention kernels, checks them against the naive algorithm in double precision and "
+        "counts\n"
+        "the bytes they ask of HBM.\n\n"
+        "The problem\n"
+        "  -b, --batch N         B, default 1\n"
+        "  -H, --heads N         H, query heads, default 2\n"
+        "      --kv-heads N      Hkv, key/value heads; divides H; default H\n"
+        "  -n, --seqlen N        Nq and Nk, default 512\n"
+        "      --seqlen-q N, --seqlen-k N   one of them alone\n"
+        "  -d, --head-dim N      d, a multiple of 8 up to 256, default 64\n"
+        "      --causal          query i sees the keys j <= i + Nk - Nq\n"
+        "      --scale X         of QK^T, default 1/sqrt(d)\n"
+        "      --dtype TYPE      fp32, fp16, bf16 or fp8; default: the kernel's first\n"
+        "The input\n"
+        "      --data FAMILY     normal (default), large, rising, outliers, constant, one-hot\n"
+        "      --seed N          default 1\n"
+        "      --load DIR        Q.npy, K.npy, V.npy instead; may be repeated; with --data, "
+        "besides\n"
+        "What to run, on what\n"
+        "      --kernel NAME     one kernel; default all\n"
+        "      --pass PASS       forward (default), backward or both\n"
+        "      --sram BYTES      shared memory a block may use (64K = 65536); default: the "
+        "machine's\n"
+        "      --repeat N        timed runs on a GPU, default 20; in all runs the output must be "
+        "the same\n"
+        "      --fast            simulator: count bytes only, skip sectors\n"
+        "What to print\n"
+        "      --format FORMAT   table (default) or csv\n"
+        "      --profile         simulator: what each source line asks of memory; csv: only that\n"
+        "      --dump DIR        write Q K V O LSE as .npy; with several kernels to DIR/NAME/\n"
+        "      --list, --help, --version\n\n"
+        "Exit status: 0 right; 1 a wrong result or a fault found; 2 bad usage; 3 this machine "
+        "cannot.\n",
+        program);
 }
 
 // ---- one value at a time: each function reports its own mistake --------------------------------
@@ -109,7 +132,8 @@ static bool read_seed(const struct value *v, uint64_t *out) {
     char *end;
     errno = 0;
     *out = strtoull(v->text, &end, 10);
-    if (end == v->text || *end || errno || strchr(v->text, '-')) return refuse(v, "must be 0 .. 18446744073709551615");
+    if (end == v->text || *end || errno || strchr(v->text, '-'))
+        return refuse(v, "must be 0 .. 18446744073709551615");
     return true;
 }
 
@@ -126,7 +150,8 @@ static bool read_bytes(const struct value *v, size_t *out) {
     errno = 0;
     long long n = strtoll(v->text, &end, 10);
     bool kilo = *end == 'K' || *end == 'k';
-    if (end == v->text || end[kilo] || errno) return refuse(v, "not a number of bytes; write 65536 or 64K");
+    if (end == v->text || end[kilo] || errno)
+        return refuse(v, "not a number of bytes; write 65536 or 64K");
     if (n < 1 || n > (1 << 30)) return refuse(v, "must be 1 .. 1073741824 bytes");
     *out = (size_t)n << (kilo ? 10 : 0);
     return true;
@@ -142,7 +167,8 @@ static bool read_dtype(const struct value *v, enum attn_dtype *out) {
 }
 
 static bool read_pass(const struct value *v, unsigned *out) {
-    static const char *const names[] = {[ATTN_FORWARD] = "forward", [ATTN_BACKWARD] = "backward",
+    static const char *const names[] = {[ATTN_FORWARD] = "forward",
+                                        [ATTN_BACKWARD] = "backward",
                                         [ATTN_FORWARD | ATTN_BACKWARD] = "both"};
     for (unsigned pass = ATTN_FORWARD; pass <= (ATTN_FORWARD | ATTN_BACKWARD); pass++)
         if (!strcmp(v->text, names[pass])) {
@@ -185,8 +211,10 @@ static bool read_option(int c, const struct value *v, struct options *o, struct 
     case DTYPE: return o->dtype_given = read_dtype(v, &o->problem.dtype);
     case KERNEL: o->kernel = strcmp(v->text, "all") ? v->text : NULL; return true;
     case PASS: return read_pass(v, &o->passes);
-    case DATA: o->data_given = true; return data_family_parse(v->text, &o->data) ||
-                      refuse(v, "must be normal, large, rising, outliers, constant or one-hot");
+    case DATA:
+        o->data_given = true;
+        return data_family_parse(v->text, &o->data) ||
+               refuse(v, "must be normal, large, rising, outliers, constant or one-hot");
     case SEED: return read_seed(v, &o->seed);
     case SRAM: return read_bytes(v, &o->sram);
     case REPEAT: return read_int(v, 1, 1000000, &o->repeat);
@@ -208,7 +236,9 @@ static const char *long_name(int c) {
     return "";
 }
 
-static bool is_shape(int c) { return strchr("bHnd", c) || c == KV_HEADS || c == SEQLEN_Q || c == SEQLEN_K; }
+static bool is_shape(int c) {
+    return strchr("bHnd", c) || c == KV_HEADS || c == SEQLEN_Q || c == SEQLEN_K;
+}
 
 static void finish(struct options *o, const struct lengths *n) {
     struct attn_problem *p = &o->problem;
@@ -219,11 +249,14 @@ static void finish(struct options *o, const struct lengths *n) {
 
 static bool check_together(const struct options *o, char *why, size_t why_size) {
     if (o->fast && o->profile) {
-        snprintf(why, why_size, "--fast --profile: the profile needs the sectors that --fast skips");
+        snprintf(why, why_size,
+                 "--fast --profile: the profile needs the sectors that --fast skips");
         return false;
     }
     if (o->loads && o->shape_given && !o->data_given) {
-        snprintf(why, why_size, "--load %s: the files set the shape; leave out -b, -H, --kv-heads, -n, -d", o->load[0]);
+        snprintf(why, why_size,
+                 "--load %s: the files set the shape; leave out -b, -H, --kv-heads, -n, -d",
+                 o->load[0]);
         return false;
     }
     if (o->dump && o->loads + (o->data_given || !o->loads) > 1) {
@@ -234,16 +267,22 @@ static bool check_together(const struct options *o, char *why, size_t why_size) 
 }
 
 bool options_parse(int argc, char **argv, struct options *o, char *why, size_t why_size) {
-    *o = (struct options){.problem = {.batch = 1, .heads = 2, .head_dim = 64}, .passes = ATTN_FORWARD, .seed = 1};
+    *o = (struct options){
+        .problem = {.batch = 1, .heads = 2, .head_dim = 64}, .passes = ATTN_FORWARD, .seed = 1};
     struct lengths n = {0};
-    opterr = 0;    // our own messages: one line, with what to do
+    opterr = 0; // our own messages: one line, with what to do
     optind = 1;
     for (int c; (c = getopt_long(argc, argv, ":b:H:n:d:h", long_options, NULL)) != -1;) {
         if (c == '?' || c == ':') {
-            char letter[] = {'-', (char)optopt, 0};    // optopt: the letter, or 0 or a number of ours for a word
-            const char *word = optopt > 0 && optopt < KV_HEADS && strncmp(argv[optind - 1], "--", 2) ? letter : argv[optind - 1];
-            snprintf(why, why_size, c == ':' ? "%s: needs a value; --help lists the options"
-                                             : "%s: unknown option; --help lists them", word);
+            char letter[] = {'-', (char)optopt,
+                             0}; // optopt: the letter, or 0 or a number of ours for a word
+            const char *word = optopt > 0 && optopt < KV_HEADS && strncmp(argv[optind - 1], "--", 2)
+                                   ? letter
+                                   : argv[optind - 1];
+            snprintf(why, why_size,
+                     c == ':' ? "%s: needs a value; --help lists the options"
+                              : "%s: unknown option; --help lists them",
+                     word);
             return false;
         }
         struct value v = {long_name(c), optarg ? optarg : "", why, why_size};
@@ -251,7 +290,8 @@ bool options_parse(int argc, char **argv, struct options *o, char *why, size_t w
         o->shape_given |= is_shape(c);
     }
     if (optind < argc) {
-        snprintf(why, why_size, "%s: unexpected word; options begin with a dash, --help lists them", argv[optind]);
+        snprintf(why, why_size, "%s: unexpected word; options begin with a dash, --help lists them",
+                 argv[optind]);
         return false;
     }
     finish(o, &n);

@@ -7,19 +7,19 @@
 enum { MAX_LOADS = 8 };
 
 struct options {
-    struct attn_problem problem;    // scale 0: the default; the machine's fields are not set yet
-    bool shape_given;               // any of -b -H --kv-heads -n --seqlen-q --seqlen-k -d
+    struct attn_problem problem; // scale 0: the default; the machine's fields are not set yet
+    bool shape_given;            // any of -b -H --kv-heads -n --seqlen-q --seqlen-k -d
     bool dtype_given;
-    const char *kernel;             // a name, or NULL for all
+    const char *kernel; // a name, or NULL for all
     unsigned passes;
     enum data_family data;
     bool data_given;
     uint64_t seed;
-    size_t sram;                    // 0: all that the machine has
-    int repeat;                     // 0: the machine's own default
+    size_t sram; // 0: all that the machine has
+    int repeat;  // 0: the machine's own default
     bool fast, profile, csv;
     const char *dump;
-    const char *load[MAX_LOADS];    // folders of .npy files, each one more input
+    const char *load[MAX_LOADS]; // folders of .npy files, each one more input
     int loads;
     enum { ACTION_RUN, ACTION_HELP, ACTION_VERSION, ACTION_LIST } action;
 };

@@ -22,9 +22,12 @@ void *upload(const struct attn_problem *p, const char *name, const float *host, 
     return device;
 }
 
-enum outcome out_of_memory(const struct attn_problem *p, const char *what, uint64_t bytes, char *why, size_t why_size) {
-    snprintf(why, why_size, "no memory for %s (%.3g GB) at B %d, H %d, Nq %d, Nk %d, d %d; make the problem smaller", what,
-             (double)bytes / 1e9, p->batch, p->heads, p->seqlen_q, p->seqlen_k, p->head_dim);
+enum outcome out_of_memory(const struct attn_problem *p, const char *what, uint64_t bytes,
+                           char *why, size_t why_size) {
+    snprintf(
+        why, why_size,
+        "no memory for %s (%.3g GB) at B %d, H %d, Nq %d, Nk %d, d %d; make the problem smaller",
+        what, (double)bytes / 1e9, p->batch, p->heads, p->seqlen_q, p->seqlen_k, p->head_dim);
     return NOT_POSSIBLE;
 }
 
@@ -35,7 +38,9 @@ static uint64_t host_bytes(const struct attn_problem *p, unsigned passes) {
     return passes & ATTN_BACKWARD ? forward + 4 * q + (8 + 4 + 4 + 4) * (q + 2 * kv) : forward;
 }
 
-static uint64_t host_memory(void) { return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE); }
+static uint64_t host_memory(void) {
+    return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+}
 
 static enum outcome refused(void) { return errno == ENOMEM ? NOT_POSSIBLE : NOT_SUPPORTED; }
 
@@ -48,11 +53,12 @@ static enum outcome upload_all(struct prepared *out, char *why, size_t why_size)
     out->V = upload(p, "V", out->in.V, kv);
     if (backward) out->dO = upload(p, "dO", out->in.dO, q);
     if (out->Q && out->K && out->V && (out->dO || !backward)) return RAN_RIGHT;
-    return out_of_memory(p, "the inputs", (q + 2 * kv + backward * q) * attn_dtype_bytes(p->dtype), why, why_size);
+    return out_of_memory(p, "the inputs", (q + 2 * kv + backward * q) * attn_dtype_bytes(p->dtype),
+                         why, why_size);
 }
 
-enum outcome prepare(const struct attn_problem *problem, unsigned passes, const struct source *s, struct prepared *out,
-                     char *why, size_t why_size) {
+enum outcome prepare(const struct attn_problem *problem, unsigned passes, const struct source *s,
+                     struct prepared *out, char *why, size_t why_size) {
     static int number;
     *out = (struct prepared){.number = ++number,
                              .problem = *problem,
@@ -64,8 +70,10 @@ enum outcome prepare(const struct attn_problem *problem, unsigned passes, const 
     if (p->scale == 0) p->scale = (float)(1 / sqrt(p->head_dim));
     if (attn_problem_check(p, why, why_size)) return NOT_SUPPORTED;
     uint64_t bytes = host_bytes(p, passes);
-    if (bytes > host_memory() / 10 * 9) return out_of_memory(p, "the host's tensors", bytes, why, why_size);
-    if (!s->load && !inputs_make(p, s->family, s->seed, backward, &out->in, why, why_size)) return refused();
+    if (bytes > host_memory() / 10 * 9)
+        return out_of_memory(p, "the host's tensors", bytes, why, why_size);
+    if (!s->load && !inputs_make(p, s->family, s->seed, backward, &out->in, why, why_size))
+        return refused();
     return upload_all(out, why, why_size);
 }
 
@@ -83,7 +91,8 @@ enum outcome prepared_answer(struct prepared *in, unsigned pass, char *why, size
     if (!in->reference.O && !reference_make(p, &in->in, &in->reference, why, why_size))
         return errno == ENOMEM ? NOT_POSSIBLE : REFUSED;
     if (pass == ATTN_FORWARD || in->has_gradients) return RAN_RIGHT;
-    if (!reference_add_backward(p, &in->in, &in->reference, why, why_size)) return errno == ENOMEM ? NOT_POSSIBLE : REFUSED;
+    if (!reference_add_backward(p, &in->in, &in->reference, why, why_size))
+        return errno == ENOMEM ? NOT_POSSIBLE : REFUSED;
     in->has_gradients = true;
     return RAN_RIGHT;
 }

@@ -20,7 +20,8 @@
 
 static const char *const pass_name[] = {[ATTN_FORWARD] = "forward", [ATTN_BACKWARD] = "backward"};
 
-// ---- words and numbers ---------------------------------------------------------------------------
+// ---- words and numbers
+// ---------------------------------------------------------------------------
 
 // "1.28 GB": three digits, decimal units. Several results can stand in one printf.
 static const char *bytes_text(double bytes) {
@@ -36,7 +37,8 @@ static const char *bytes_text(double bytes) {
 }
 
 static double total(const struct attn_traffic *t) {
-    return (double)t->load + (double)t->store + (double)t->atomic + (double)t->tma_load + (double)t->tma_store;
+    return (double)t->load + (double)t->store + (double)t->atomic + (double)t->tma_load +
+           (double)t->tma_store;
 }
 
 static double tflops(const struct result *r) {
@@ -45,13 +47,15 @@ static double tflops(const struct result *r) {
 
 static const char *coloured(const char *word, int colour) {
     static char text[48];
-    const char *no_color = getenv("NO_COLOR");    // no-color.org: set and not empty
+    const char *no_color = getenv("NO_COLOR"); // no-color.org: set and not empty
     if (!isatty(STDOUT_FILENO) || (no_color && no_color[0])) return word;
     snprintf(text, sizeof text, "\033[%dm%s\033[0m", colour, word);
     return text;
 }
 
-static bool has_run(const struct result *r) { return r->outcome == RAN_RIGHT || r->outcome == RAN_WRONG; }
+static bool has_run(const struct result *r) {
+    return r->outcome == RAN_RIGHT || r->outcome == RAN_WRONG;
+}
 
 static const char *outcome_text(const struct result *r) {
     enum { RED = 31, GREEN = 32, YELLOW = 33 };
@@ -62,25 +66,34 @@ static const char *outcome_text(const struct result *r) {
     }
 }
 
-// ---- the table -------------------------------------------------------------------------------------
+// ---- the table
+// -------------------------------------------------------------------------------------
 
 static void print_title(struct reporter *to, const struct result *r) {
     const struct attn_problem *p = &r->prepared->problem;
     const struct machine *m = to->machine;
     if (to->titled) printf("\n");
     to->titled = r->prepared->number;
-    printf("%s%s%s, %.4g KB of shared memory a block\n", m->name, m->driver[0] ? ", driver " : "", m->driver, (double)p->smem / 1024);
-    printf("input %s: B %d, H %d, Hkv %d, Nq %d, Nk %d, d %d, %s, %s, scale %g; each input read once and each "
+    printf("%s%s%s, %.4g KB of shared memory a block\n", m->name, m->driver[0] ? ", driver " : "",
+           m->driver, (double)p->smem / 1024);
+    printf("input %s: B %d, H %d, Hkv %d, Nq %d, Nk %d, d %d, %s, %s, scale %g; each input read "
+           "once and each "
            "output written once: %s\n\n",
-           r->prepared->name, p->batch, p->heads, p->kv_heads, p->seqlen_q, p->seqlen_k, p->head_dim,
-           p->causal ? "causal" : "no mask", attn_dtype_name(p->dtype), p->scale, bytes_text((double)r->compulsory));
-    printf("%-20s %-16s %-4s %-8s %8s %7s %9s %9s   ", "step", "kernel", "type", "pass", "error", "of bar", "model", "asked");
-    if (m->simulated) printf("%9s ", "distinct");
-    else printf("%9s %9s %9s %8s %8s ", "L2", "DRAM", "time us", "TFLOP/s", "of peak");
+           r->prepared->name, p->batch, p->heads, p->kv_heads, p->seqlen_q, p->seqlen_k,
+           p->head_dim, p->causal ? "causal" : "no mask", attn_dtype_name(p->dtype), p->scale,
+           bytes_text((double)r->compulsory));
+    printf("%-20s %-16s %-4s %-8s %8s %7s %9s %9s   ", "step", "kernel", "type", "pass", "error",
+           "of bar", "model", "asked");
+    if (m->simulated)
+        printf("%9s ", "distinct");
+    else
+        printf("%9s %9s %9s %8s %8s ", "L2", "DRAM", "time us", "TFLOP/s", "of peak");
     printf("%9s %8s %9s %8s  %s\n", "workspace", "smem", "conflicts", "launches", "result");
 }
 
-static void print_cell(bool known, int width, const char *text) { printf("%*s ", width, known ? text : "-"); }
+static void print_cell(bool known, int width, const char *text) {
+    printf("%*s ", width, known ? text : "-");
+}
 
 static void print_gpu_cells(const struct result *r) {
     const struct measurement *m = &r->measured;
@@ -105,46 +118,62 @@ static void print_error(const struct result *r) {
         error = fmax(error, isnan(r->check[i].error) ? INFINITY : r->check[i].error);
         of_bar = fmax(of_bar, isnan(r->check[i].of_bar) ? INFINITY : r->check[i].of_bar);
     }
-    if (!r->checks) printf("%8s %7s ", "-", "-");
-    else if (of_bar < 100) printf("%8.1e %6.0f%% ", error, 100 * of_bar);
-    else printf("%8.1e %7s ", error, ">9999%");
+    if (!r->checks)
+        printf("%8s %7s ", "-", "-");
+    else if (of_bar < 100)
+        printf("%8.1e %6.0f%% ", error, 100 * of_bar);
+    else
+        printf("%8.1e %7s ", error, ">9999%");
 }
 
 static void print_row(const struct reporter *to, const struct result *r) {
     const struct measurement *m = &r->measured;
-    printf("%-20s %-16s %-4s %-8s ", r->kernel->step, r->kernel->name, attn_dtype_name(r->prepared->problem.dtype), pass_name[r->pass]);
+    printf("%-20s %-16s %-4s %-8s ", r->kernel->step, r->kernel->name,
+           attn_dtype_name(r->prepared->problem.dtype), pass_name[r->pass]);
     if (!has_run(r)) {
         printf("%s: %s\n", outcome_text(r), r->why);
         return;
     }
     print_error(r);
     printf("%9s ", bytes_text(total(&r->model)));
-    printf("%9s %s ", m->has_asked ? bytes_text(total(&m->asked)) : "-", !m->has_asked ? " " : r->asked_is_model ? "=" : "!");
-    if (to->machine->simulated) print_cell(m->has_distinct, 9, bytes_text((double)m->distinct_read + (double)m->distinct_write));
-    else print_gpu_cells(r);
+    printf("%9s %s ", m->has_asked ? bytes_text(total(&m->asked)) : "-",
+           !m->has_asked       ? " "
+           : r->asked_is_model ? "="
+                               : "!");
+    if (to->machine->simulated)
+        print_cell(m->has_distinct, 9,
+                   bytes_text((double)m->distinct_read + (double)m->distinct_write));
+    else
+        print_gpu_cells(r);
     printf("%9s %8s ", bytes_text((double)r->workspace), bytes_text((double)m->smem_per_block));
-    if (m->has_conflicts) printf("%9" PRIu64 " ", m->bank_conflicts);
-    else printf("%9s ", "-");
+    if (m->has_conflicts)
+        printf("%9" PRIu64 " ", m->bank_conflicts);
+    else
+        printf("%9s ", "-");
     printf("%8d  %s\n", m->launches, outcome_text(r));
     if (r->outcome == RAN_WRONG) printf("    %s\n", r->why);
     if (m->note[0]) printf("    note: %s\n", m->note);
 }
 
-// ---- the numbers explained, for one kernel -----------------------------------------------------------
+// ---- the numbers explained, for one kernel
+// -----------------------------------------------------------
 
 static void print_traffic(const char *label, const struct attn_traffic *t, const char *meaning) {
-    printf("  %-11s%18" PRIu64 "%18" PRIu64 "%16" PRIu64 "   %s\n", label, t->load + t->tma_load, t->store + t->tma_store,
-           t->atomic, meaning);
+    printf("  %-11s%18" PRIu64 "%18" PRIu64 "%16" PRIu64 "   %s\n", label, t->load + t->tma_load,
+           t->store + t->tma_store, t->atomic, meaning);
 }
 
 static void print_pair(const char *label, uint64_t load, uint64_t store, const char *meaning) {
     printf("  %-11s%18" PRIu64 "%18" PRIu64 "%16s   %s\n", label, load, store, "", meaning);
 }
 
-static void print_buffer(const struct machine_buffer *b, const char *kind, uint64_t wanted, uint64_t sectors) {
+static void print_buffer(const struct machine_buffer *b, const char *kind, uint64_t wanted,
+                         uint64_t sectors) {
     if (!wanted) return;
     printf("  %-8s%15" PRIu64 "   %-7s%18" PRIu64, b->name, b->size, kind, wanted);
-    if (sectors) printf("%18" PRIu64 "%10.1f%%", 32 * sectors, 100.0 * (double)wanted / (32.0 * (double)sectors));
+    if (sectors)
+        printf("%18" PRIu64 "%10.1f%%", 32 * sectors,
+               100.0 * (double)wanted / (32.0 * (double)sectors));
     printf("\n");
 }
 
@@ -162,11 +191,16 @@ static void print_buffers(const struct measurement *m) {
 static void print_detail(const struct reporter *to, const struct result *r) {
     const struct measurement *m = &r->measured;
     printf("\n  %-11s%18s%18s%16s\n", "bytes", "load", "store", "atomic");
-    print_traffic("model", &r->model, r->kernel->formula);
-    if (m->has_asked) print_traffic("asked", &m->asked, "32-byte sectors, counted once per warp request");
+    print_traffic("model", &r->model,
+                  r->pass == ATTN_FORWARD ? r->kernel->formula : r->kernel->backward_formula);
+    if (m->has_asked)
+        print_traffic("asked", &m->asked, "32-byte sectors, counted once per warp request");
     if (m->has_l2) print_pair("L2", m->l2_read, m->l2_write, "what missed L1");
-    if (m->has_dram) print_pair("DRAM", m->dram_read, m->dram_write, "what missed L2, or was written back");
-    if (m->has_distinct) print_pair("distinct", m->distinct_read, m->distinct_write, "sectors, counted once per launch");
+    if (m->has_dram)
+        print_pair("DRAM", m->dram_read, m->dram_write, "what missed L2, or was written back");
+    if (m->has_distinct)
+        print_pair("distinct", m->distinct_read, m->distinct_write,
+                   "sectors, counted once per launch");
     if (to->machine->simulated) print_buffers(m);
     printf("\n");
     for (int i = 0; i < m->launches && i < MACHINE_MAX_LAUNCHES; i++) {
@@ -175,11 +209,12 @@ static void print_detail(const struct reporter *to, const struct result *r) {
         printf("\n");
     }
     for (int i = 0; i < r->checks; i++)
-        printf("  %s: largest error %.3g, at most %.0f%% of what the bar allows\n", r->check[i].tensor, r->check[i].error,
-               100 * r->check[i].of_bar);
+        printf("  %s: largest error %.3g, at most %.0f%% of what the bar allows\n",
+               r->check[i].tensor, r->check[i].error, 100 * r->check[i].of_bar);
 }
 
-// ---- CSV -----------------------------------------------------------------------------------------------
+// ---- CSV
+// -----------------------------------------------------------------------------------------------
 
 void csv_text(const char *text) {
     putchar('"');
@@ -219,8 +254,9 @@ static void csv_problem(const struct reporter *to, const struct result *r) {
     const struct attn_problem *p = &r->prepared->problem;
     printf(",%s,%d,%s,%s,", r->kernel->step, r->kernel->rung, r->kernel->name, pass_name[r->pass]);
     csv_text(r->prepared->name);
-    printf(",%" PRIu64 ",%s,%d,%d,%d,%d,%d,%d,%d,%.9g,%zu", to->seed, attn_dtype_name(p->dtype), p->batch, p->heads, p->kv_heads,
-           p->seqlen_q, p->seqlen_k, p->head_dim, p->causal, p->scale, p->smem);
+    printf(",%" PRIu64 ",%s,%d,%d,%d,%d,%d,%d,%d,%.9g,%zu", to->seed, attn_dtype_name(p->dtype),
+           p->batch, p->heads, p->kv_heads, p->seqlen_q, p->seqlen_k, p->head_dim, p->causal,
+           p->scale, p->smem);
 }
 
 static void csv_launches(const struct measurement *m) {
@@ -230,12 +266,14 @@ static void csv_launches(const struct measurement *m) {
 }
 
 static void csv_header(void) {
-    printf("date,device,driver,step,rung,kernel,pass,input,seed,dtype,batch,heads,kv_heads,seqlen_q,seqlen_k,head_dim,"
+    printf("date,device,driver,step,rung,kernel,pass,input,seed,dtype,batch,heads,kv_heads,seqlen_"
+           "q,seqlen_k,head_dim,"
            "causal,scale,smem_limit,result,why,error_O,of_bar_O,error_LSE,of_bar_LSE,"
            "model_load,model_store,model_atomic,model_tma_load,model_tma_store,"
            "asked_load,asked_store,asked_atomic,asked_tma_load,asked_tma_store,"
            "L2_read,L2_write,DRAM_read,DRAM_write,distinct_read,distinct_write,"
-           "compulsory,workspace,smem_per_block,bank_conflicts,launches,time_us,TFLOPs,peak_TFLOPs,peak_GBs,"
+           "compulsory,workspace,smem_per_block,bank_conflicts,launches,time_us,TFLOPs,peak_TFLOPs,"
+           "peak_GBs,"
            "launch_us,command,error_dQ,of_bar_dQ,error_dK,of_bar_dK,error_dV,of_bar_dV\n");
 }
 
@@ -249,8 +287,11 @@ static void csv_checks(const struct result *r, unsigned pass, int tensors) {
 }
 
 static void csv_row(const struct reporter *to, const struct result *r) {
-    static const char *const words[] = {[RAN_RIGHT] = "ok", [RAN_WRONG] = "wrong", [NOT_SUPPORTED] = "unsupported",
-                                        [NOT_POSSIBLE] = "impossible", [REFUSED] = "refused"};
+    static const char *const words[] = {[RAN_RIGHT] = "ok",
+                                        [RAN_WRONG] = "wrong",
+                                        [NOT_SUPPORTED] = "unsupported",
+                                        [NOT_POSSIBLE] = "impossible",
+                                        [REFUSED] = "refused"};
     const struct measurement *m = &r->measured;
     bool ran = has_run(r);
     csv_today();
@@ -285,11 +326,12 @@ static void csv_row(const struct reporter *to, const struct result *r) {
     putchar('\n');
 }
 
-// ---- --profile -----------------------------------------------------------------------------------------
+// ---- --profile
+// -----------------------------------------------------------------------------------------
 
 static void print_profile(const struct reporter *to, const struct result *r) {
     profile_table(r->profile, r->profile_lines);
-    if (r->profile_lines && !to->detail) printf("\n");    // the next kernel's row follows
+    if (r->profile_lines && !to->detail) printf("\n"); // the next kernel's row follows
 }
 
 static void csv_profile_header(void) { printf("step,kernel,pass,input," PROFILE_CSV_COLUMNS "\n"); }
@@ -314,7 +356,8 @@ static void print_csv(struct reporter *to, const struct result *r) {
     }
 }
 
-// ---- for main.c ------------------------------------------------------------------------------------------
+// ---- for main.c
+// ------------------------------------------------------------------------------------------
 
 void report_result(struct reporter *to, const struct result *r) {
     report_progress(NULL);
@@ -323,7 +366,8 @@ void report_result(struct reporter *to, const struct result *r) {
     } else {
         if (to->titled != r->prepared->number) print_title(to, r);
         print_row(to, r);
-        if (to->detail && has_run(r) && !r->measured.error[0]) print_detail(to, r);    // after a fault the counts are of a part
+        if (to->detail && has_run(r) && !r->measured.error[0])
+            print_detail(to, r); // after a fault the counts are of a part
         if (to->profile) print_profile(to, r);
     }
     fflush(stdout);

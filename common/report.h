@@ -6,12 +6,12 @@
 
 struct reporter {
     bool csv;
-    bool profile;                   // what each source line asked for; as CSV instead of the other rows
-    bool detail;                    // table: one kernel only, so explain its numbers as well
+    bool profile; // what each source line asked for; as CSV instead of the other rows
+    bool detail;  // table: one kernel only, so explain its numbers as well
     const struct machine *machine;
-    const char *command;            // the whole command line, for the CSV
+    const char *command; // the whole command line, for the CSV
     uint64_t seed;
-    int titled;                     // number of the input whose title was printed last; 0: none yet
+    int titled; // number of the input whose title was printed last; 0: none yet
 };
 
 void report_result(struct reporter *, const struct result *);

@@ -10,7 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ---- what a kernel writes --------------------------------------------------------------------------
+// ---- what a kernel writes
+// --------------------------------------------------------------------------
 
 // A tensor that a pass computes: where it is, its right answer, its file.
 struct output {
@@ -21,8 +22,8 @@ struct output {
     int dims;
     uint64_t shape[4];
     void *device;
-    void *packed;                   // host, as the device holds it
-    float *values;                  // host
+    void *packed;  // host, as the device holds it
+    float *values; // host
     struct check (*check)(const struct attn_problem *, const struct reference *, const float *);
 };
 enum { OUT_O, OUT_LSE, OUT_DQ, OUT_DK, OUT_DV, OUTPUTS };
@@ -42,8 +43,10 @@ struct run {
 
 static void describe_outputs(struct run *run) {
     const struct attn_problem *p = &run->in->problem;
-    uint64_t B = (uint64_t)p->batch, H = (uint64_t)p->heads, Hkv = (uint64_t)p->kv_heads, d = (uint64_t)p->head_dim;
-    uint64_t Nq = (uint64_t)p->seqlen_q, Nk = (uint64_t)p->seqlen_k, q = attn_q_elements(p), kv = attn_kv_elements(p);
+    uint64_t B = (uint64_t)p->batch, H = (uint64_t)p->heads, Hkv = (uint64_t)p->kv_heads,
+             d = (uint64_t)p->head_dim;
+    uint64_t Nq = (uint64_t)p->seqlen_q, Nk = (uint64_t)p->seqlen_k, q = attn_q_elements(p),
+             kv = attn_kv_elements(p);
     const struct output all[OUTPUTS] = {
         {"O", ATTN_FORWARD, p->dtype, q, 4, {B, H, Nq, d}, NULL, NULL, NULL, check_O},
         {"LSE", ATTN_FORWARD, ATTN_FP32, attn_rows(p), 3, {B, H, Nq}, NULL, NULL, NULL, check_LSE},
@@ -66,7 +69,7 @@ static bool keeps(const struct run *run) {
 static bool allocate_outputs(struct run *run, uint64_t *bytes) {
     bool ok = true;
     for (struct output *o = run->output; o < run->output + OUTPUTS; o++) {
-        bool read = o->pass == ATTN_FORWARD && (run->passes & ATTN_BACKWARD);    // O and LSE
+        bool read = o->pass == ATTN_FORWARD && (run->passes & ATTN_BACKWARD); // O and LSE
         if (!(o->pass & run->passes) && !read) continue;
         *bytes += bytes_of(o);
         o->device = machine_alloc(o->name, bytes_of(o));
@@ -83,7 +86,8 @@ static bool allocate_buffers(struct run *run, uint64_t *bytes) {
     for (int i = 0; i < run->buffers; i++) {
         if (!(run->buffer[i].passes & passes)) continue;
         *bytes += run->buffer[i].bytes;
-        run->device.buffer[i] = ok ? machine_alloc(run->buffer[i].name, run->buffer[i].bytes) : NULL;
+        run->device.buffer[i] =
+            ok ? machine_alloc(run->buffer[i].name, run->buffer[i].bytes) : NULL;
         ok = ok && run->device.buffer[i];
     }
     return ok;
@@ -93,7 +97,8 @@ static void point_to_tensors(struct run *run) {
     struct attn_tensors *t = &run->device;
     t->Q = run->in->Q, t->K = run->in->K, t->V = run->in->V, t->dO = run->in->dO;
     t->O = run->output[OUT_O].device, t->LSE = run->output[OUT_LSE].device;
-    t->dQ = run->output[OUT_DQ].device, t->dK = run->output[OUT_DK].device, t->dV = run->output[OUT_DV].device;
+    t->dQ = run->output[OUT_DQ].device, t->dK = run->output[OUT_DK].device,
+    t->dV = run->output[OUT_DV].device;
 }
 
 static void release(struct run *run) {
@@ -105,7 +110,8 @@ static void release(struct run *run) {
     for (int i = 0; i < run->buffers; i++) machine_free(run->device.buffer[i]);
 }
 
-// ---- running ---------------------------------------------------------------------------------------
+// ---- running
+// ---------------------------------------------------------------------------------------
 
 // Everything that the pass must write holds NaN before it runs: what it forgets, shows.
 static void poison(struct run *run, unsigned pass) {
@@ -113,7 +119,8 @@ static void poison(struct run *run, unsigned pass) {
         if (o->pass == pass) machine_poison(o->device, bytes_of(o));
     for (int i = 0; i < run->buffers; i++) {
         bool kept_for_it = pass == ATTN_BACKWARD && run->buffer[i].kept;
-        if ((run->buffer[i].passes & pass) && !kept_for_it) machine_poison(run->device.buffer[i], run->buffer[i].bytes);
+        if ((run->buffer[i].passes & pass) && !kept_for_it)
+            machine_poison(run->device.buffer[i], run->buffer[i].bytes);
     }
 }
 
@@ -127,7 +134,8 @@ static void fetch(struct run *run, unsigned pass) {
 
 static struct machine_work work_of(const struct run *run, unsigned pass) {
     const struct attn_kernel *k = run->kernel;
-    return (struct machine_work){pass == ATTN_FORWARD ? k->forward : k->backward, &run->in->problem, &run->device};
+    return (struct machine_work){pass == ATTN_FORWARD ? k->forward : k->backward, &run->in->problem,
+                                 &run->device};
 }
 
 static bool run_once(struct run *run, unsigned pass, struct measurement *m) {
@@ -171,11 +179,12 @@ static bool set_up_backward(struct run *run, struct result *r) {
     return true;
 }
 
-// ---- checking --------------------------------------------------------------------------------------
+// ---- checking
+// --------------------------------------------------------------------------------------
 
 static bool same_traffic(const struct attn_traffic *a, const struct attn_traffic *b) {
-    return a->load == b->load && a->store == b->store && a->atomic == b->atomic && a->tma_load == b->tma_load &&
-           a->tma_store == b->tma_store;
+    return a->load == b->load && a->store == b->store && a->atomic == b->atomic &&
+           a->tma_load == b->tma_load && a->tma_store == b->tma_store;
 }
 
 static const struct output *output_named(const struct run *run, const char *name) {
@@ -193,7 +202,8 @@ static void describe_index(const struct output *o, uint64_t flat, char *out, siz
     }
     int used = 0;
     for (int k = 0; k < o->dims; k++)
-        used += snprintf(out + used, size - (size_t)used, "%s%llu", k ? ", " : "[", (unsigned long long)index[k]);
+        used += snprintf(out + used, size - (size_t)used, "%s%llu", k ? ", " : "[",
+                         (unsigned long long)index[k]);
     snprintf(out + used, size - (size_t)used, "]");
 }
 
@@ -202,23 +212,30 @@ static void describe_failure(const struct run *run, struct result *r, const stru
     unsigned long long bad = c->bad;
     describe_index(output_named(run, c->tensor), c->worst, index, sizeof index);
     if (isnan(c->got))
-        snprintf(r->why, sizeof r->why, "%s%s is NaN, never written or computed so, and should be %g (%llu elements are wrong)",
-                 c->tensor, index, c->want, bad);
+        snprintf(
+            r->why, sizeof r->why,
+            "%s%s is NaN, never written or computed so, and should be %g (%llu elements are wrong)",
+            c->tensor, index, c->want, bad);
     else
-        snprintf(r->why, sizeof r->why, "%s%s is %g and should be %g, off by %.3g times what the bar allows (%llu elements are wrong)",
+        snprintf(r->why, sizeof r->why,
+                 "%s%s is %g and should be %g, off by %.3g times what the bar allows (%llu "
+                 "elements are wrong)",
                  c->tensor, index, c->got, c->want, c->of_bar, bad);
 }
 
 static void describe_traffic(struct result *r) {
     const struct attn_traffic *a = &r->measured.asked, *m = &r->model;
     snprintf(r->why, sizeof r->why,
-             "asked for %llu + %llu + %llu bytes (load, store, atomic), the model says %llu + %llu + %llu",
-             (unsigned long long)a->load, (unsigned long long)a->store, (unsigned long long)a->atomic,
-             (unsigned long long)m->load, (unsigned long long)m->store, (unsigned long long)m->atomic);
+             "asked for %llu + %llu + %llu bytes (load, store, atomic), the model says %llu + %llu "
+             "+ %llu",
+             (unsigned long long)a->load, (unsigned long long)a->store,
+             (unsigned long long)a->atomic, (unsigned long long)m->load,
+             (unsigned long long)m->store, (unsigned long long)m->atomic);
 }
 
-// Sets the outcome from what was found. `exact`: the machine's counts are, so that they must equal the
-// model; a GPU's counters can pick up other work, so there a difference is shown and not judged.
+// Sets the outcome from what was found. `exact`: the machine's counts are, so that they must equal
+// the model; a GPU's counters can pick up other work, so there a difference is shown and not
+// judged.
 static void judge(const struct run *run, struct result *r, bool exact) {
     r->outcome = RAN_WRONG;
     for (int i = 0; i < r->checks; i++)
@@ -228,8 +245,10 @@ static void judge(const struct run *run, struct result *r, bool exact) {
         }
     if (r->measured.repeats_differ)
         snprintf(r->why, sizeof r->why, "two runs on the same input gave different bits");
-    else if (exact && r->measured.has_asked && !r->asked_is_model) describe_traffic(r);
-    else r->outcome = RAN_RIGHT;
+    else if (exact && r->measured.has_asked && !r->asked_is_model)
+        describe_traffic(r);
+    else
+        r->outcome = RAN_RIGHT;
 }
 
 static bool check_outputs(const struct run *run, struct result *r) {
@@ -243,10 +262,11 @@ static bool check_outputs(const struct run *run, struct result *r) {
     return right;
 }
 
-// ---- .npy files ------------------------------------------------------------------------------------
+// ---- .npy files
+// ------------------------------------------------------------------------------------
 
-static bool dump_tensor(const struct run *run, const char *name, const struct output *shape, const float *values,
-                        struct result *r) {
+static bool dump_tensor(const struct run *run, const char *name, const struct output *shape,
+                        const float *values, struct result *r) {
     char path[1200];
     snprintf(path, sizeof path, "%s/%s.npy", run->dump, name);
     return npy_write(path, shape->dims, shape->shape, values, r->why, sizeof r->why);
@@ -254,32 +274,37 @@ static bool dump_tensor(const struct run *run, const char *name, const struct ou
 
 static bool dump_all(const struct run *run, struct result *r) {
     const struct inputs *in = &run->in->in;
-    const struct output *q = &run->output[OUT_DQ], *kv = &run->output[OUT_DK];    // of the same shapes
-    bool ok = dump_tensor(run, "Q", q, in->Q, r) && dump_tensor(run, "K", kv, in->K, r) && dump_tensor(run, "V", kv, in->V, r);
+    const struct output *q = &run->output[OUT_DQ], *kv = &run->output[OUT_DK]; // of the same shapes
+    bool ok = dump_tensor(run, "Q", q, in->Q, r) && dump_tensor(run, "K", kv, in->K, r) &&
+              dump_tensor(run, "V", kv, in->V, r);
     if (r->pass == ATTN_BACKWARD) ok = ok && dump_tensor(run, "dO", q, in->dO, r);
     for (const struct output *o = run->output; o < run->output + OUTPUTS; o++)
         if (o->pass == r->pass) ok = ok && dump_tensor(run, o->name, o, o->values, r);
     return ok;
 }
 
-// ---- one pass, and both ------------------------------------------------------------------------------
+// ---- one pass, and both
+// ------------------------------------------------------------------------------
 
 // Fills in why not, when this kernel cannot run this pass of the problem on this machine.
 static bool can_run(const struct attn_kernel *k, const struct attn_problem *p, struct result *r) {
     r->outcome = NOT_SUPPORTED;
     if (!(k->passes & r->pass)) {
-        snprintf(r->why, sizeof r->why, "has no %s pass", r->pass == ATTN_FORWARD ? "forward" : "backward");
+        snprintf(r->why, sizeof r->why, "has no %s pass",
+                 r->pass == ATTN_FORWARD ? "forward" : "backward");
         return false;
     }
     if (!(k->dtypes >> p->dtype & 1)) {
-        snprintf(r->why, sizeof r->why, "does not compute in %s; --list shows the types", attn_dtype_name(p->dtype));
+        snprintf(r->why, sizeof r->why, "does not compute in %s; --list shows the types",
+                 attn_dtype_name(p->dtype));
         return false;
     }
     if (k->supports && !k->supports(p, r->why, sizeof r->why)) return false;
     r->outcome = NOT_POSSIBLE;
     int sm = k->exact_sm ? k->exact_sm : k->least_sm;
     if (p->sm >= k->least_sm && (!k->exact_sm || p->sm == k->exact_sm)) return true;
-    snprintf(r->why, sizeof r->why, "needs compute capability %d.%d%s, this GPU has %d.%d; DEVICE=sim runs it", sm / 10,
+    snprintf(r->why, sizeof r->why,
+             "needs compute capability %d.%d%s, this GPU has %d.%d; DEVICE=sim runs it", sm / 10,
              sm % 10, k->exact_sm ? "" : " or newer", p->sm / 10, p->sm % 10);
     return false;
 }
@@ -294,7 +319,8 @@ static void run_pass(struct run *run, struct result *r) {
     }
     // Before anything else runs. After a fault there is none: it would count a part of the pass.
     r->profile_lines = machine_profile(&r->profile);
-    bool exact = m->has_distinct, right = check_outputs(run, r);    // has_distinct: counted by the simulator
+    bool exact = m->has_distinct,
+         right = check_outputs(run, r); // has_distinct: counted by the simulator
     if (run->dump && !dump_all(run, r)) {
         r->outcome = REFUSED;
         return;
@@ -311,7 +337,7 @@ static void start_result(const struct run *run, unsigned pass, struct result *r)
     *r = (struct result){.kernel = run->kernel, .prepared = run->in, .pass = pass};
     r->compulsory = attn_compulsory_bytes(p, pass);
     if (!can_run(run->kernel, p, r)) return;
-    r->outcome = RAN_RIGHT;    // so far
+    r->outcome = RAN_RIGHT; // so far
     r->model = run->kernel->model(p, pass);
     for (int i = 0; i < run->buffers; i++)
         if (run->buffer[i].passes & pass) r->workspace += run->buffer[i].bytes;
@@ -324,8 +350,8 @@ static bool allocate(struct run *run, uint64_t *bytes) {
     return ok;
 }
 
-int run_kernel(const struct attn_kernel *kernel, struct prepared *in, unsigned passes, int repeat, const char *dump,
-               struct result out[2]) {
+int run_kernel(const struct attn_kernel *kernel, struct prepared *in, unsigned passes, int repeat,
+               const char *dump, struct result out[2]) {
     struct run run = {.kernel = kernel, .in = in, .repeat = repeat, .dump = dump};
     describe_outputs(&run);
     run.buffers = kernel->buffers ? kernel->buffers(&in->problem, run.buffer) : 0;
@@ -339,10 +365,14 @@ int run_kernel(const struct attn_kernel *kernel, struct prepared *in, unsigned p
     bool allocated = !run.passes || allocate(&run, &bytes);
     for (struct result *r = out; r < out + results; r++) {
         if (r->outcome != RAN_RIGHT) continue;
-        if (!allocated) r->outcome = out_of_memory(&in->problem, "outputs and workspace", bytes, r->why, sizeof r->why);
-        else r->outcome = prepared_answer(in, r->pass, r->why, sizeof r->why);
+        if (!allocated)
+            r->outcome =
+                out_of_memory(&in->problem, "outputs and workspace", bytes, r->why, sizeof r->why);
+        else
+            r->outcome = prepared_answer(in, r->pass, r->why, sizeof r->why);
         if (r->outcome == RAN_RIGHT) run_pass(&run, r);
-        if (r->outcome != RAN_RIGHT) results = (int)(r - out) + 1;    // a backward on a wrong forward tells nothing
+        if (r->outcome != RAN_RIGHT)
+            results = (int)(r - out) + 1; // a backward on a wrong forward tells nothing
     }
     release(&run);
     return results;

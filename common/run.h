@@ -14,21 +14,22 @@ struct result {
     const struct prepared *prepared;
     unsigned pass;
     enum outcome outcome;
-    char why[700];                  // one line, for every outcome but RAN_RIGHT
+    char why[700]; // one line, for every outcome but RAN_RIGHT
     int checks;
     struct check check[MAX_CHECKS]; // O, LSE; or dQ, dK, dV
     struct attn_traffic model;      // bytes
     bool asked_is_model;
     uint64_t compulsory, workspace; // bytes
     struct measurement measured;
-    struct profile_line *profile;   // NULL without --profile; the caller frees it
+    struct profile_line *profile; // NULL without --profile; the caller frees it
     int profile_lines;
 };
 
-// Runs the passes (bits) of `kernel`, each `repeat` times, and fills in out[0], out[1], …; returns how
-// many. The backward works on the O and LSE of this kernel's forward, or, when only the backward is
-// asked for, on the reference's. With `dump`, writes the tensors to that folder, which exists.
-int run_kernel(const struct attn_kernel *kernel, struct prepared *in, unsigned passes, int repeat, const char *dump,
-               struct result out[2]);
+// Runs the passes (bits) of `kernel`, each `repeat` times, and fills in out[0], out[1], …; returns
+// how many. The backward works on the O and LSE of this kernel's forward, or, when only the
+// backward is asked for, on the reference's. With `dump`, writes the tensors to that folder, which
+// exists.
+int run_kernel(const struct attn_kernel *kernel, struct prepared *in, unsigned passes, int repeat,
+               const char *dump, struct result out[2]);
 
 #endif

@@ -1,6 +1,6 @@
 // step00: attention through HBM.
 //
-// The idea: none yet. This is attention as its definition reads, one kernel after the other, with
+// The idea: attention as its definition reads, one kernel after the other, with
 // matrices of N x N elements for every head written to HBM by one and read by the next:
 //
 //   forward    scores              S = scale * Q K^T              one thread per element of S
@@ -25,21 +25,23 @@
 
 namespace step00 {
 
-constexpr int Lanes = 32;    // a warp covers 32 neighbouring columns of one row
-constexpr int Rows = 8;      // a block of scores or weighted_sum: 8 warps, 8 rows
+constexpr int Lanes = 32; // a warp covers 32 neighbouring columns of one row
+constexpr int Rows = 8;   // a block of scores or weighted_sum: 8 warps, 8 rows
 
 // What a block needs to find its head in the tensors, besides blockIdx.
 struct shape {
-    int heads, kv_heads;     // H, Hkv
+    int heads, kv_heads; // H, Hkv
     int Nq, Nk, d;
-    size_t pitch;            // elements from one row of S or P to the next
+    size_t pitch; // elements from one row of S or P to the next
     bool causal;
     float scale;
 };
 
 // S and P have rows of Nk elements, padded to whole 32-byte sectors. So every row starts a sector,
 // a warp's 32 elements are 4 sectors whatever the row, and the traffic has a closed form (model).
-static size_t row_pitch(const attn_problem *p) { return round_up(p->seqlen_k, SECTOR / sizeof(float)); }
+static size_t row_pitch(const attn_problem *p) {
+    return round_up(p->seqlen_k, SECTOR / sizeof(float));
+}
 
 // Query heads that share one key/value head.
 __device__ static int group(const shape &s) { return s.heads / s.kv_heads; }
@@ -52,14 +54,14 @@ __device__ static size_t kv_head(const shape &s, int bh) {
 
 //> scores
 // grid: x = B * H * ceil(Nq / 8) tiles of rows, y = ceil(Nk / 32) tiles of columns
-__global__ void scores(const float *Q_hbm,    // [B, H, Nq, d]
-                       const float *K_hbm,    // [B, Hkv, Nk, d]
-                       float *S_hbm,          // [B, H, Nq, pitch]
+__global__ void scores(const float *Q_hbm, // [B, H, Nq, d]
+                       const float *K_hbm, // [B, Hkv, Nk, d]
+                       float *S_hbm,       // [B, H, Nq, pitch]
                        shape s) {
     int row_tiles = (s.Nq + Rows - 1) / Rows;
     int bh = blockIdx.x / row_tiles;
-    int i = blockIdx.x % row_tiles * Rows + threadIdx.y;    // query
-    int j = blockIdx.y * Lanes + threadIdx.x;               // key
+    int i = blockIdx.x % row_tiles * Rows + threadIdx.y; // query
+    int j = blockIdx.y * Lanes + threadIdx.x;            // key
     if (i >= s.Nq || j >= s.Nk) return;
 
     size_t row = (size_t)bh * s.Nq + i;
@@ -75,9 +77,9 @@ __global__ void scores(const float *Q_hbm,    // [B, H, Nq, d]
 
 //> softmax
 // grid: x = B * H * Nq rows; block: one warp
-__global__ void softmax(const float *S_hbm,    // [B, H, Nq, pitch]
-                        float *P_hbm,          // [B, H, Nq, pitch]
-                        float *LSE_hbm,        // [B, H, Nq]
+__global__ void softmax(const float *S_hbm, // [B, H, Nq, pitch]
+                        float *P_hbm,       // [B, H, Nq, pitch]
+                        float *LSE_hbm,     // [B, H, Nq]
                         shape s) {
     size_t row = blockIdx.x;
     const float *S_row = S_hbm + row * s.pitch;
@@ -109,20 +111,20 @@ __global__ void softmax(const float *S_hbm,    // [B, H, Nq, pitch]
         int j = j0 + lane;
         if (j < s.Nk) P_row[j] = expf(S_row[j] - m_safe) / l_safe;
     }
-    if (lane == 0) LSE_hbm[row] = m + logf(l);    // -inf where no key is seen
+    if (lane == 0) LSE_hbm[row] = m + logf(l); // -inf where no key is seen
 }
 //< softmax
 
 //> weighted-sum
 // grid: x = B * H * ceil(Nq / 8) tiles of rows, y = ceil(d / 32) tiles of columns
-__global__ void weighted_sum(const float *P_hbm,    // [B, H, Nq, pitch]
-                             const float *V_hbm,    // [B, Hkv, Nk, d]
-                             float *O_hbm,          // [B, H, Nq, d]
+__global__ void weighted_sum(const float *P_hbm, // [B, H, Nq, pitch]
+                             const float *V_hbm, // [B, Hkv, Nk, d]
+                             float *O_hbm,       // [B, H, Nq, d]
                              shape s, float factor) {
     int row_tiles = (s.Nq + Rows - 1) / Rows;
     int bh = blockIdx.x / row_tiles;
-    int i = blockIdx.x % row_tiles * Rows + threadIdx.y;    // query
-    int c = blockIdx.y * Lanes + threadIdx.x;               // column of V and O
+    int i = blockIdx.x % row_tiles * Rows + threadIdx.y; // query
+    int c = blockIdx.y * Lanes + threadIdx.x;            // column of V and O
     if (i >= s.Nq || c >= s.d) return;
 
     size_t row = (size_t)bh * s.Nq + i;
@@ -138,14 +140,14 @@ __global__ void weighted_sum(const float *P_hbm,    // [B, H, Nq, pitch]
 // X_j = factor * sum over i of A_ij Y_i: the product with A^T. With grouped heads it also sums over
 // the query heads that share key/value head of X; one thread does the whole sum, so no atomics.
 // grid: x = B * Hkv * ceil(Nk / 8) tiles of rows, y = ceil(d / 32) tiles of columns
-__global__ void transposed_sum(const float *A_hbm,    // [B, H, Nq, pitch]   P or dS
-                               const float *Y_hbm,    // [B, H, Nq, d]       dO or Q
-                               float *X_hbm,          // [B, Hkv, Nk, d]     dV or dK
+__global__ void transposed_sum(const float *A_hbm, // [B, H, Nq, pitch]   P or dS
+                               const float *Y_hbm, // [B, H, Nq, d]       dO or Q
+                               float *X_hbm,       // [B, Hkv, Nk, d]     dV or dK
                                shape s, float factor) {
     int row_tiles = (s.Nk + Rows - 1) / Rows;
-    int kv = blockIdx.x / row_tiles;                        // key/value head, of [B * Hkv]
-    int j = blockIdx.x % row_tiles * Rows + threadIdx.y;    // key
-    int c = blockIdx.y * Lanes + threadIdx.x;               // column of X and Y
+    int kv = blockIdx.x / row_tiles;                     // key/value head, of [B * Hkv]
+    int j = blockIdx.x % row_tiles * Rows + threadIdx.y; // key
+    int c = blockIdx.y * Lanes + threadIdx.x;            // column of X and Y
     if (j >= s.Nk || c >= s.d) return;
 
     // The group's query heads are neighbours, so its rows of A and Y follow one another.
@@ -160,14 +162,14 @@ __global__ void transposed_sum(const float *A_hbm,    // [B, H, Nq, pitch]   P o
 
 //> softmax-backward
 // grid: x = B * H * Nq rows; block: one warp
-__global__ void softmax_backward(const float *P_hbm,     // [B, H, Nq, pitch]
-                                 const float *dP_hbm,    // [B, H, Nq, pitch]
-                                 float *dS_hbm,          // [B, H, Nq, pitch]
+__global__ void softmax_backward(const float *P_hbm,  // [B, H, Nq, pitch]
+                                 const float *dP_hbm, // [B, H, Nq, pitch]
+                                 float *dS_hbm,       // [B, H, Nq, pitch]
                                  shape s) {
     size_t row = blockIdx.x * s.pitch;
     int lane = threadIdx.x;
 
-    float D = 0;    // rowsum(P o dP): how much the row's weights as a whole want to grow
+    float D = 0; // rowsum(P o dP): the mean of the row's dP, weighted by P
     for (int j0 = 0; j0 < s.Nk; j0 += Lanes) {
         int j = j0 + lane;
         if (j < s.Nk) D += P_hbm[row + j] * dP_hbm[row + j];
@@ -188,21 +190,24 @@ enum { S_BUFFER, P_BUFFER, dP_BUFFER, dS_BUFFER, BUFFERS };
 static int buffers(const attn_problem *p, attn_buffer out[ATTN_MAX_BUFFERS]) {
     size_t bytes = attn_rows(p) * row_pitch(p) * sizeof(float);
     out[S_BUFFER] = {.name = "S", .bytes = bytes, .passes = ATTN_FORWARD, .kept = false};
-    out[P_BUFFER] = {.name = "P", .bytes = bytes, .passes = ATTN_FORWARD | ATTN_BACKWARD, .kept = true};
+    out[P_BUFFER] = {
+        .name = "P", .bytes = bytes, .passes = ATTN_FORWARD | ATTN_BACKWARD, .kept = true};
     out[dP_BUFFER] = {.name = "dP", .bytes = bytes, .passes = ATTN_BACKWARD, .kept = false};
     out[dS_BUFFER] = {.name = "dS", .bytes = bytes, .passes = ATTN_BACKWARD, .kept = false};
     return BUFFERS;
 }
 
 static bool supports(const attn_problem *p, char *why, size_t why_size) {
-    const int most = 65535 * Lanes;    // gridDim.y of scores
+    const int most = 65535 * Lanes; // gridDim.y of scores
     if (p->seqlen_k <= most) return true;
-    snprintf(why, why_size, "Nk = %d is above %d, the most that gridDim.y can cover", p->seqlen_k, most);
+    snprintf(why, why_size, "Nk = %d is above %d, the most that gridDim.y can cover", p->seqlen_k,
+             most);
     return false;
 }
 
 static shape shape_of(const attn_problem *p) {
-    return {p->heads, p->kv_heads, p->seqlen_q, p->seqlen_k, p->head_dim, row_pitch(p), p->causal, p->scale};
+    return {p->heads,    p->kv_heads,  p->seqlen_q, p->seqlen_k,
+            p->head_dim, row_pitch(p), p->causal,   p->scale};
 }
 
 //> forward
@@ -222,8 +227,9 @@ static void forward(const attn_problem *p, const attn_tensors *t) {
 //> backward
 static void backward(const attn_problem *p, const attn_tensors *t) {
     shape s = shape_of(p);
-    auto Q = (const float *)t->Q, K = (const float *)t->K, V = (const float *)t->V, dO = (const float *)t->dO;
-    auto P = (const float *)t->buffer[P_BUFFER];    // as the forward left it
+    auto Q = (const float *)t->Q, K = (const float *)t->K, V = (const float *)t->V,
+         dO = (const float *)t->dO;
+    auto P = (const float *)t->buffer[P_BUFFER]; // as the forward left it
     auto dP = (float *)t->buffer[dP_BUFFER], dS = (float *)t->buffer[dS_BUFFER];
     auto dQ = (float *)t->dQ, dK = (float *)t->dK, dV = (float *)t->dV;
     dim3 block(Lanes, Rows);
@@ -244,30 +250,36 @@ static void backward(const attn_problem *p, const attn_tensors *t) {
 
 //> model
 // All in sectors; d is a multiple of 8 floats, one sector. For N and d multiples of 32 a row of the
-// forward loads d (N/32 + N) + 3N/8 + N (d/32 + d/8) = N (38 d + 12) / 32 sectors: the `formula` below.
+// forward loads d (N/32 + N) + 3N/8 + N (d/32 + d/8) = N (38 d + 12) / 32 sectors: the `formula`
+// below.
 struct sectors_of {
     uint64_t load, store;
 };
 
-// One row of S. At each of d turns, q[c] is one address for the whole warp, one sector for a tile of
-// 32 keys; k[c] lies in another row of K for every lane, one sector a key, 28 of its 32 bytes unused.
-static sectors_of scores_row(uint64_t Nk, uint64_t d) { return {d * (ceil_div(Nk, Lanes) + Nk), ceil_div(Nk, 8)}; }
+// One row of S. At each of d turns, q[c] is one address for the whole warp, one sector for a tile
+// of 32 keys; k[c] lies in another row of K for every lane, one sector a key, 28 of its 32 bytes
+// unused.
+static sectors_of scores_row(uint64_t Nk, uint64_t d) {
+    return {d * (ceil_div(Nk, Lanes) + Nk), ceil_div(Nk, 8)};
+}
 
-// One row of a product with P or dS, of `turns` terms. At each turn the weight is one sector for the
-// warp, and the row of V (K, dO, Q) is d / 8.
-static sectors_of sum_row(uint64_t turns, uint64_t d) { return {turns * (ceil_div(d, Lanes) + d / 8), d / 8}; }
+// One row of a product with P or dS, of `turns` terms. At each turn the weight is one sector for
+// the warp, and the row of V (K, dO, Q) is d / 8.
+static sectors_of sum_row(uint64_t turns, uint64_t d) {
+    return {turns * (ceil_div(d, Lanes) + d / 8), d / 8};
+}
 
 static attn_traffic model(const attn_problem *p, unsigned pass) {
     uint64_t Nq = p->seqlen_q, Nk = p->seqlen_k, d = p->head_dim, S_row = ceil_div(Nk, 8);
     uint64_t rows = attn_rows(p), kv_rows = (uint64_t)p->batch * p->kv_heads * Nk;
     sectors_of S = scores_row(Nk, d), O = sum_row(Nk, d);
     if (pass == ATTN_FORWARD) {
-        uint64_t load = S.load + 3 * S_row + O.load;            // softmax reads its row three times
-        uint64_t store = S.store + S_row + 1 + O.store;         // S, P, LSE, O
+        uint64_t load = S.load + 3 * S_row + O.load;    // softmax reads its row three times
+        uint64_t store = S.store + S_row + 1 + O.store; // S, P, LSE, O
         return {.load = rows * load * SECTOR, .store = rows * store * SECTOR};
     }
-    sectors_of dV = sum_row(p->heads / p->kv_heads * Nq, d);    // dK likewise
-    uint64_t load = S.load + 4 * S_row + O.load;                // dP; P and dP twice; dQ
+    sectors_of dV = sum_row(p->heads / p->kv_heads * Nq, d); // dK likewise
+    uint64_t load = S.load + 4 * S_row + O.load;             // dP; P and dP twice; dQ
     uint64_t store = S.store + S_row + O.store;
     return {.load = (rows * load + 2 * kv_rows * dV.load) * SECTOR,
             .store = (rows * store + 2 * kv_rows * dV.store) * SECTOR};
@@ -279,7 +291,8 @@ static const attn_kernel kernel = {
     .rung = 1,
     .name = "naive",
     .idea = "S and P, N x N for every head, go through HBM",
-    .formula = "load (38 d + 12) N^2, store 8 N^2 bytes a head",
+    .formula = "about (38 d + 12) N^2 loaded, 8 N^2 stored for each head",
+    .backward_formula = "about (48 d + 16) N^2 loaded, 8 N^2 stored for each head",
     .dtypes = 1u << ATTN_FP32,
     .passes = ATTN_FORWARD | ATTN_BACKWARD,
     .least_sm = 75,
@@ -291,4 +304,4 @@ static const attn_kernel kernel = {
 };
 ATTN_REGISTER(kernel);
 
-}    // namespace step00
+} // namespace step00

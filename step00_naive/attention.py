@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Attention and its gradients as they are defined, in NumPy. The cross-check of every step uses this.
 
-    /usr/bin/python3 step00_naive/attention.py      a small example, and a test of the gradients
+    /usr/bin/python3 step00_naive/attention.py      a small example, and one gradient tested
 """
 import numpy as np
 

@@ -41,14 +41,15 @@ static void bench(const char *name, void (*kernel)(int), int N, bool fast, doubl
     if (sim_error()[0]) printf("%s\n", sim_error());
     all_time[fast] += best;
     all_accesses[fast] += *accesses;
-    printf("%-7s N = %-5d %-7s %12.0f accesses %7.3f s %6.1f ns each\n", name, N, fast ? "--fast" : "counted",
-           *accesses, best, 1e9 * best / *accesses);
+    printf("%-7s N = %-5d %-7s %12.0f accesses %7.3f s %6.1f ns each\n", name, N,
+           fast ? "--fast" : "counted", *accesses, best, 1e9 * best / *accesses);
 }
 
 int main(void) {
     enum { MOST = 1024 };
     size_t bytes = MOST * D * sizeof(float);
-    Q = sim_alloc("Q", bytes), K = sim_alloc("K", bytes), V = sim_alloc("V", bytes), O = sim_alloc("O", bytes);
+    Q = sim_alloc("Q", bytes), K = sim_alloc("K", bytes), V = sim_alloc("V", bytes),
+    O = sim_alloc("O", bytes);
     S = sim_alloc("S", MOST * MOST * sizeof(float));
     for (int i = 0; i < MOST * D; i++) Q[i] = K[i] = V[i] = (float)(i % 7) / 7;
     sim_set_written(Q, true), sim_set_written(K, true), sim_set_written(V, true);
@@ -58,7 +59,7 @@ int main(void) {
             bench("naive", naive, N, fast, &accesses[0]);
             bench("flash", flash, N, fast, &accesses[1]);
         }
-    printf("an average access: %.1f ns counted, %.1f ns with --fast\n", 1e9 * all_time[0] / all_accesses[0],
-           1e9 * all_time[1] / all_accesses[1]);
+    printf("an average access: %.1f ns counted, %.1f ns with --fast\n",
+           1e9 * all_time[0] / all_accesses[0], 1e9 * all_time[1] / all_accesses[1]);
     return 0;
 }

@@ -8,7 +8,8 @@
 
 namespace hardware {
 
-// ---- naive: S and P in one buffer, N x N, one head, d = 64 ---------------------------------------
+// ---- naive: S and P in one buffer, N x N, one head, d = 64
+// ---------------------------------------
 
 __global__ void scores(const float *Q, const float *K, float *S, int N, int d, float scale) {
     int i = blockIdx.y * blockDim.y + threadIdx.y, j = blockIdx.x * blockDim.x + threadIdx.x;
@@ -37,13 +38,15 @@ __global__ void weighted_sum(const float *P, const float *V, float *O, int N, in
     O[i * d + c] = o;
 }
 
-// ---- flash: one block per T query rows, K and V in tiles of T keys ---------------------------------
+// ---- flash: one block per T query rows, K and V in tiles of T keys
+// ---------------------------------
 
-constexpr int D = 64, Threads = 256, Side = 16;    // the block is 16 x 16 threads
-constexpr int Pitch = D + 4;                        // of Q and K rows in shared memory
+constexpr int D = 64, Threads = 256, Side = 16; // the block is 16 x 16 threads
+constexpr int Pitch = D + 4;                    // of Q and K rows in shared memory
 
 // Copies rows [first, first + T) of a [N, D] tensor, 16 bytes a thread; rows past N become zero.
-template <int T> __device__ inline void load_tile(const float *hbm, float *tile, int pitch, int first, int N) {
+template <int T>
+__device__ inline void load_tile(const float *hbm, float *tile, int pitch, int first, int N) {
     for (int e = 4 * threadIdx.x; e < T * D; e += 4 * Threads) {
         int r = e / D, c = e % D;
         float4 x = make_float4(0, 0, 0, 0);
@@ -53,12 +56,13 @@ template <int T> __device__ inline void load_tile(const float *hbm, float *tile,
 }
 
 template <int T>
-__global__ void __launch_bounds__(Threads) flash(const float *Q_hbm, const float *K_hbm, const float *V_hbm, float *O_hbm,
-                                                 int N, float scale, bool causal) {
-    constexpr int Rows = T / Side, Cols = T / Side, Outs = D / Side;    // per thread
-    float *Q = reinterpret_cast<float *>(smem);                         // [T][Pitch]
-    float *K = Q + T * Pitch, *V = K + T * Pitch;                       // [T][Pitch], [T][D]
-    float *P = V + T * D;                                               // [T][T + 4]
+__global__ void __launch_bounds__(Threads)
+    flash(const float *Q_hbm, const float *K_hbm, const float *V_hbm, float *O_hbm, int N,
+          float scale, bool causal) {
+    constexpr int Rows = T / Side, Cols = T / Side, Outs = D / Side; // per thread
+    float *Q = reinterpret_cast<float *>(smem);                      // [T][Pitch]
+    float *K = Q + T * Pitch, *V = K + T * Pitch;                    // [T][Pitch], [T][D]
+    float *P = V + T * D;                                            // [T][T + 4]
     int tx = threadIdx.x % Side, ty = threadIdx.x / Side, first = blockIdx.x * T;
     load_tile<T>(Q_hbm, Q, Pitch, first, N);
 
@@ -67,10 +71,10 @@ __global__ void __launch_bounds__(Threads) flash(const float *Q_hbm, const float
 
     int end = causal ? min(N, first + T) : N;
     for (int key = 0; key < end; key += T) {
-        __syncthreads();    // the last tiles have been used
+        __syncthreads(); // the last tiles have been used
         load_tile<T>(K_hbm, K, Pitch, key, N);
         load_tile<T>(V_hbm, V, D, key, N);
-        __syncthreads();    // and the new ones are complete
+        __syncthreads(); // and the new ones are complete
 
         float s[Rows][Cols] = {};
         for (int c = 0; c < D; c++)
@@ -87,7 +91,8 @@ __global__ void __launch_bounds__(Threads) flash(const float *Q_hbm, const float
                 s[r][k] = j < N && (!causal || j <= i) ? s[r][k] * scale : -INFINITY;
                 m_new = fmaxf(m_new, s[r][k]);
             }
-            for (int bits = Side / 2; bits; bits /= 2) m_new = fmaxf(m_new, __shfl_xor_sync(~0u, m_new, bits));
+            for (int bits = Side / 2; bits; bits /= 2)
+                m_new = fmaxf(m_new, __shfl_xor_sync(~0u, m_new, bits));
             float alpha = expf(m[r] - m_new);
             for (int k = 0; k < Cols; k++) {
                 float p = expf(s[r][k] - m_new);
@@ -99,7 +104,7 @@ __global__ void __launch_bounds__(Threads) flash(const float *Q_hbm, const float
             m[r] = m_new;
             for (int c = 0; c < Outs; c++) o[r][c] *= alpha;
         }
-        __syncthreads();    // P is complete
+        __syncthreads(); // P is complete
 
         for (int j = 0; j < T; j++)
             for (int r = 0; r < Rows; r++) {
@@ -121,7 +126,7 @@ void launch_flash(const float *Q, const float *K, const float *V, float *O, int 
     LAUNCH((flash<T>), (N + T - 1) / T, Threads, bytes, Q, K, V, O, N, 1 / sqrtf(D), causal);
 }
 
-}    // namespace hardware
+} // namespace hardware
 
 using namespace hardware;
 
@@ -132,7 +137,10 @@ void hardware_naive(const float *Q, const float *K, const float *V, float *S, fl
     LAUNCH(weighted_sum, over_O, block, 0, S, V, O, N, D);
 }
 
-void hardware_flash(const float *Q, const float *K, const float *V, float *O, int N, bool causal, int tile) {
-    if (tile == 32) launch_flash<32>(Q, K, V, O, N, causal);
-    else launch_flash<64>(Q, K, V, O, N, causal);
+void hardware_flash(const float *Q, const float *K, const float *V, float *O, int N, bool causal,
+                    int tile) {
+    if (tile == 32)
+        launch_flash<32>(Q, K, V, O, N, causal);
+    else
+        launch_flash<64>(Q, K, V, O, N, causal);
 }

@@ -11,7 +11,8 @@ extern "C" {
 // Q, K, V, O: [N, 64]; S: [N, N].
 void hardware_naive(const float *Q, const float *K, const float *V, float *S, float *O, int N);
 // Tiles of 32 or 64 rows.
-void hardware_flash(const float *Q, const float *K, const float *V, float *O, int N, bool causal, int tile);
+void hardware_flash(const float *Q, const float *K, const float *V, float *O, int N, bool causal,
+                    int tile);
 
 #ifdef __cplusplus
 }

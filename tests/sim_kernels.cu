@@ -1,8 +1,8 @@
 // sim_kernels.cu - small kernels for the simulator's own tests, each with one property to observe.
 //
 // Where a kernel has a fault, the line of the fault carries the mark `//! name`, and the test
-// requires that the simulator's message names exactly that line. The profile's tests find their lines
-// in the same way.
+// requires that the simulator's message names exactly that line. The profile's tests find their
+// lines in the same way.
 
 #include "sim_kernels.h"
 #include "kernel.h"
@@ -11,7 +11,8 @@
 
 namespace sim_kernels {
 
-// ---- what a thread is told about itself ----------------------------------------------------------
+// ---- what a thread is told about itself
+// ----------------------------------------------------------
 
 __global__ void indices(float *out) {
     unsigned block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
@@ -19,7 +20,8 @@ __global__ void indices(float *out) {
     out[block * (blockDim.x * blockDim.y * blockDim.z) + thread] = 1000.f * block + thread;
 }
 
-// ---- counting --------------------------------------------------------------------------------------
+// ---- counting
+// --------------------------------------------------------------------------------------
 
 __global__ void copy4(const float *a, float *b) { b[threadIdx.x] = a[threadIdx.x]; }
 __global__ void copy16(const float *a, float *b) {
@@ -71,7 +73,8 @@ __global__ void branching(const float *a, float *b) {
     b[lane] = x + a[lane + 64];
 }
 
-// ---- what a profile tells apart ----------------------------------------------------------------------
+// ---- what a profile tells apart
+// ----------------------------------------------------------------------
 
 // Two buffers in one expression, and one of them twice.
 __global__ void three_loads(const float *a, const float *b, float *c) {
@@ -109,7 +112,8 @@ __device__ inline float helped(const float *a) {
 __global__ void first_caller(const float *a, float *b) { b[threadIdx.x] = helped(a); }
 __global__ void second_caller(const float *a, float *b) { b[threadIdx.x] = 2 * helped(a); }
 
-// ---- shared memory -----------------------------------------------------------------------------------
+// ---- shared memory
+// -----------------------------------------------------------------------------------
 
 // All of smem's first 1200 words hold a value, without conflicts.
 __device__ inline float *filled_words() {
@@ -158,7 +162,8 @@ __global__ void touch_dynamic(float *b, int n) {
     }
 }
 
-// ---- collectives ---------------------------------------------------------------------------------------
+// ---- collectives
+// ---------------------------------------------------------------------------------------
 
 __global__ void shuffles(float *b) {
     int lane = threadIdx.x;
@@ -200,7 +205,8 @@ __global__ void integer_atomics(float *b) {
     b[threadIdx.x] = count;
 }
 
-// ---- faults ----------------------------------------------------------------------------------------------
+// ---- faults
+// ----------------------------------------------------------------------------------------------
 
 __global__ void past_the_end(float *a, int n) {
     a[blockIdx.x * blockDim.x + threadIdx.x + n] = 1; //! past_the_end
@@ -267,7 +273,8 @@ __global__ void reset_races_with_atomic(float *b) {
     b[threadIdx.x] = sum;
 }
 
-// ---- right, and close to something wrong: nobody may be accused ------------------------------------------
+// ---- right, and close to something wrong: nobody may be accused
+// ------------------------------------------
 
 // A warp updates its own numbers in place between meetings.
 __global__ void update_in_place(const float *a, float *b) {
@@ -402,9 +409,11 @@ static const struct {
     {"dynamic_not_allowed", [](A x) { LAUNCH(touch_dynamic, 1, 32, x.n, x.b, 0); }},
     {"dynamic_allowed",
      [](A x) {
-         if (cudaFuncSetAttribute(touch_dynamic, cudaFuncAttributeMaxDynamicSharedMemorySize, x.n) == cudaSuccess)
+         if (cudaFuncSetAttribute(touch_dynamic, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  x.n) == cudaSuccess)
              LAUNCH(touch_dynamic, 1, 32, x.n, x.b, x.n / 4 - 1);
-         else x.b[0] = -1;
+         else
+             x.b[0] = -1;
      }},
     {"shuffles", [](A x) { LAUNCH(shuffles, 1, 32, 0, x.b); }},
     {"votes", [](A x) { LAUNCH(votes, 1, 32, 0, x.b); }},
@@ -438,7 +447,7 @@ static const struct {
     {"too_many_blocks", [](A x) { LAUNCH(copy4, dim3(1, 65536), 32, 0, x.a, x.b); }},
 };
 
-}    // namespace sim_kernels
+} // namespace sim_kernels
 
 void sim_run(const char *name, struct sim_arguments arguments) {
     for (auto &k : sim_kernels::kernels)

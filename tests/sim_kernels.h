@@ -18,8 +18,8 @@ struct sim_arguments {
 // Runs the kernel of this name; stops the test program when there is none.
 void sim_run(const char *name, struct sim_arguments);
 
-// The line of the file that holds the mark `//! name`, where the kernel's fault stands, or the access
-// that a test asks about.
+// The line of the file that holds the mark `//! name`, where the kernel's fault stands, or the
+// access that a test asks about.
 int sim_marked_line(const char *name);
 
 #ifdef __cplusplus

@@ -6,15 +6,25 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-// Not a multiple of 32 keys, causal with fewer queries than keys, two query heads to a key head: each
-// fault has something to get wrong.
+// Not a multiple of 32 keys, causal with fewer queries than keys, two query heads to a key head:
+// each fault has something to get wrong.
 static struct result run_fault(enum fault fault, enum data_family family, int repeat) {
-    struct attn_problem p = {.batch = 2, .heads = 4, .kv_heads = 2, .seqlen_q = 20, .seqlen_k = 45, .head_dim = 16,
-                             .causal = true, .scale = 0.25f, .smem = 227 << 10, .sm = 90, .sm_count = 132};
+    struct attn_problem p = {.batch = 2,
+                             .heads = 4,
+                             .kv_heads = 2,
+                             .seqlen_q = 20,
+                             .seqlen_k = 45,
+                             .head_dim = 16,
+                             .causal = true,
+                             .scale = 0.25f,
+                             .smem = 227 << 10,
+                             .sm = 90,
+                             .sm_count = 132};
     char why[300];
     struct prepared in;
     struct result r[2];
-    cr_assert_eq(prepare(&p, ATTN_FORWARD, &(struct source){NULL, family, 7}, &in, why, sizeof why), RAN_RIGHT, "%s", why);
+    cr_assert_eq(prepare(&p, ATTN_FORWARD, &(struct source){NULL, family, 7}, &in, why, sizeof why),
+                 RAN_RIGHT, "%s", why);
     run_kernel(wrong_attention(fault), &in, ATTN_FORWARD, repeat, NULL, r);
     prepared_free(&in);
     return r[0];
@@ -23,7 +33,8 @@ static struct result run_fault(enum fault fault, enum data_family family, int re
 Test(checks, pass_a_right_kernel) {
     for (int family = 0; family < DATA_FAMILIES; family++) {
         struct result r = run_fault(NO_FAULT, (enum data_family)family, 3);
-        cr_expect_eq(r.outcome, RAN_RIGHT, "%s: %s", data_family_name((enum data_family)family), r.why);
+        cr_expect_eq(r.outcome, RAN_RIGHT, "%s: %s", data_family_name((enum data_family)family),
+                     r.why);
         cr_expect(r.asked_is_model);
     }
 }
@@ -34,14 +45,18 @@ static void expect_caught(enum fault fault, const char *word) {
     cr_expect(strstr(r.why, word), "fault %d: '%s' does not say '%s'", fault, r.why, word);
 }
 
-Test(checks, catch_a_kernel_that_returns_at_once) { expect_caught(RETURNS_AT_ONCE, "O[0, 0, 0, 0] is NaN"); }
+Test(checks, catch_a_kernel_that_returns_at_once) {
+    expect_caught(RETURNS_AT_ONCE, "O[0, 0, 0, 0] is NaN");
+}
 Test(checks, catch_one_nan) { expect_caught(WRITES_NAN, "O[0, 0, 0, 15] is NaN"); }
 Test(checks, catch_a_wrong_scale) { expect_caught(WRONG_SCALE, "O["); }
 Test(checks, catch_a_mask_off_by_one) { expect_caught(MASK_OFF_BY_ONE, "O["); }
 Test(checks, catch_a_skipped_tail) { expect_caught(SKIPS_THE_TAIL, "O["); }
 Test(checks, catch_lse_in_base_2) { expect_caught(WRONG_LSE_BASE, "LSE["); }
 Test(checks, catch_wrong_heads) { expect_caught(IGNORES_KV_GROUPS, "O["); }
-Test(checks, catch_traffic_that_the_model_does_not_know) { expect_caught(TOO_MUCH_TRAFFIC, "the model says"); }
+Test(checks, catch_traffic_that_the_model_does_not_know) {
+    expect_caught(TOO_MUCH_TRAFFIC, "the model says");
+}
 Test(checks, catch_runs_that_differ) { expect_caught(DEPENDS_ON_THE_RUN, "different bits"); }
 
 Test(checks, faults_in_the_mask_show_on_constant_input) {

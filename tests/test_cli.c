@@ -739,8 +739,7 @@ static struct sums add_profile(const struct csv *c, const char *kernel) {
         cr_expect_eq(shared, !!*cell(c, row, "wavefronts"), "row %d", row);
         cr_expect_gt(atoi(cell(c, row, "line")), 0, "row %d", row);
         if (!shared) *sum += 32 * atoll(cell(c, row, "sectors"));
-        s.conflicts +=
-            atoll(cell(c, row, "wavefronts")) - atoll(cell(c, row, "ideal_wavefronts"));
+        s.conflicts += atoll(cell(c, row, "wavefronts")) - atoll(cell(c, row, "ideal_wavefronts"));
     }
     return s;
 }

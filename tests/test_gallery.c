@@ -8,32 +8,44 @@
 #include <string.h>
 
 // What the message must say, and the code on the line that it must name (looked for from the top of
-// the file, where the faulty kernel is). A launch that is refused names the launch. NULL: compilers differ
-// in where they first touch the stack.
+// the file, where the faulty kernel is). A launch that is refused names the launch. NULL: compilers
+// differ in where they first touch the stack.
 static const struct {
     const char *name, *words, *code;
 } expectations[] = {
-    {"barrier_in_a_branch", "divergent barrier: not all 128 threads of the block reach __syncthreads()", "__syncthreads();"},
-    {"before_the_start", "out of bounds: load of 4 bytes, 4 bytes before the start of in", "in[i - 1]"},
+    {"barrier_in_a_branch",
+     "divergent barrier: not all 128 threads of the block reach __syncthreads()",
+     "__syncthreads();"},
+    {"before_the_start", "out of bounds: load of 4 bytes, 4 bytes before the start of in",
+     "in[i - 1]"},
     {"block_reads_its_neighbour", "blocks run in any order", "out[512 + i] = out[i] + out[i - 1]"},
     {"blocks_add_without_atomics", "race in global memory on out + 0", "out[threadIdx.x] += "},
     {"hbm_needs_a_barrier_too", "race in global memory", "out[t] = out[512 + (t + 32) % 64]"},
     {"lanes_store_together", "which of them wins is undefined", "out[0] = in[lane]"},
     {"local_array_too_large", "stack overflow", NULL},
-    {"misaligned_vector", "misaligned: load of 16 bytes at an address that is 4 modulo 16", "(in + 4 * t + 1)"},
+    {"misaligned_vector", "misaligned: load of 16 bytes at an address that is 4 modulo 16",
+     "(in + 4 * t + 1)"},
     {"missing_barrier", "race in shared memory on tile + ", "out[t] = tile[255 - t]"},
-    {"more_than_the_card_has", "233472 bytes of shared memory (233472 of them dynamic); a block may use 232448", "LAUNCH(faulty"},
+    {"more_than_the_card_has",
+     "233472 bytes of shared memory (233472 of them dynamic); a block may use 232448",
+     "LAUNCH(faulty"},
     {"not_in_the_mask", "lane 16 calls __shfl_xor_sync()", "__shfl_xor_sync(0xffff,"},
-    {"not_opted_in", "61440 bytes of dynamic shared memory, 49152 allowed; call cudaFuncSetAttribute", "LAUNCH(faulty"},
+    {"not_opted_in",
+     "61440 bytes of dynamic shared memory, 49152 allowed; call cudaFuncSetAttribute",
+     "LAUNCH(faulty"},
     {"null_pointer", "null pointer: load of 4 bytes at address 0", "bias[t];"},
     {"overwritten_too_early", "of a loop's next turn, after the load", "tile[t] = in[64 * i + t]"},
     {"ragged_loop", "leave the loop", "for (int i = lane;"},
     {"return_before_a_barrier", "28 have exited", "__syncthreads();"},
     {"shuffle_in_a_branch", "lanes missing: __shfl_xor_sync()", "__shfl_xor_sync(~0u, sum, bits)"},
-    {"smem_too_small", "out of bounds: store of 4 bytes of shared memory, 1024 bytes after the start of smem", "second[t] = in[256 + t]"},
-    {"tail_not_guarded", "out of bounds: store of 4 bytes, 4096 bytes after the start of out", "out[i + 24]"},
+    {"smem_too_small",
+     "out of bounds: store of 4 bytes of shared memory, 1024 bytes after the start of smem",
+     "second[t] = in[256 + t]"},
+    {"tail_not_guarded", "out of bounds: store of 4 bytes, 4096 bytes after the start of out",
+     "out[i + 24]"},
     {"too_many_threads", "has 2048 threads; a block has at most 1024", "LAUNCH(faulty"},
-    {"too_much_static_shared", "52000 bytes of __shared__ arrays; the limit is 49152 (48 KB)", "LAUNCH(faulty"},
+    {"too_much_static_shared", "52000 bytes of __shared__ arrays; the limit is 49152 (48 KB)",
+     "LAUNCH(faulty"},
     {"unwritten_global", "uninitialised: atomic of out + 0", "atomicAdd(&out[threadIdx.x]"},
     {"unwritten_shared", "uninitialised: load of tile + 400 (shared memory)", "sum += tile[k]"},
     {"waiting_for_each_other", "16 wait in __syncwarp()", "__syncthreads();"},
@@ -76,10 +88,12 @@ static void expect_found(const struct gallery_entry *e, const char *words, const
     run(e->faulty);
     const char *said = sim_error()[0] ? sim_error() : sim_warning();
     char place[200];
-    snprintf(place, sizeof place, code ? "%s:%d" : "%s", e->file, code ? line_of(e->file, code) : 0);
+    snprintf(place, sizeof place, code ? "%s:%d" : "%s", e->file,
+             code ? line_of(e->file, code) : 0);
     cr_expect(strstr(said, words), "%s: '%s' does not say '%s'", e->name, said, words);
     cr_expect(strstr(said, place), "%s: '%s' does not name %s", e->name, said, place);
-    cr_expect(!strncmp(said, "faulty: ", 8) && !strchr(said, '\n'), "%s: the kernel first, and one line: '%s'", e->name, said);
+    cr_expect(!strncmp(said, "faulty: ", 8) && !strchr(said, '\n'),
+              "%s: the kernel first, and one line: '%s'", e->name, said);
 }
 
 static void expect_innocent(const struct gallery_entry *e) {
@@ -87,7 +101,8 @@ static void expect_innocent(const struct gallery_entry *e) {
     cr_expect_str_empty(sim_error(), "%s: the twin: %s", e->name, sim_error());
     cr_expect_str_empty(sim_warning(), "%s: the twin: %s", e->name, sim_warning());
     for (int i = 0; i < e->outputs; i++)
-        cr_assert_eq(out[i], e->expected(in, i), "%s: out[%d] is %g, not %g", e->name, i, out[i], e->expected(in, i));
+        cr_assert_eq(out[i], e->expected(in, i), "%s: out[%d] is %g, not %g", e->name, i, out[i],
+                     e->expected(in, i));
 }
 
 Test(gallery, every_mistake_is_found_and_every_twin_passes, .init = setup) {

@@ -15,14 +15,13 @@ static void open_machine(void) {
 
 TestSuite(kernels, .init = open_machine);
 
-// ---- shapes and inputs -----------------------------------------------------------------------------
+// ---- shapes and inputs
+// -----------------------------------------------------------------------------
 
 static const struct {
     int q, k;
 } lengths[] = {{1, 1}, {33, 33}, {64, 64}, {130, 130}, {37, 100}, {100, 37}, {1, 77}, {77, 1}};
-static const struct {
-    int batch, q, kv;
-} heads[] = {{1, 1, 1}, {2, 2, 2}, {1, 4, 2}, {2, 3, 1}};
+static const struct { int batch, q, kv; } heads[] = {{1, 1, 1}, {2, 2, 2}, {1, 4, 2}, {2, 3, 1}};
 static const int dims[] = {8, 40, 64, 128, 256};
 enum { LENGTHS = sizeof lengths / sizeof *lengths, HEADS = 4, DIMS = 5, MASKS = 2, FACTORS = 5 };
 static const int levels[FACTORS] = {LENGTHS, DATA_FAMILIES, HEADS, DIMS, MASKS};
@@ -78,30 +77,35 @@ Test(kernels, the_chosen_cases_cover_every_pair) {
                 met[level[f]][level[g]] = true;
             }
             for (int a = 0; a < levels[f]; a++)
-                for (int b = 0; b < levels[g]; b++) cr_expect(met[a][b], "factors %d, %d: levels %d, %d never meet", f, g, a, b);
+                for (int b = 0; b < levels[g]; b++)
+                    cr_expect(met[a][b], "factors %d, %d: levels %d, %d never meet", f, g, a, b);
         }
 }
 
-// ---- every kernel --------------------------------------------------------------------------------------
+// ---- every kernel
+// --------------------------------------------------------------------------------------
 
 static const char *shape_text(const struct attn_problem *p) {
     static char text[160];
-    snprintf(text, sizeof text, "-b %d -H %d --kv-heads %d --seqlen-q %d --seqlen-k %d -d %d%s --dtype %s", p->batch, p->heads,
-             p->kv_heads, p->seqlen_q, p->seqlen_k, p->head_dim, p->causal ? " --causal" : "", attn_dtype_name(p->dtype));
+    snprintf(text, sizeof text,
+             "-b %d -H %d --kv-heads %d --seqlen-q %d --seqlen-k %d -d %d%s --dtype %s", p->batch,
+             p->heads, p->kv_heads, p->seqlen_q, p->seqlen_k, p->head_dim,
+             p->causal ? " --causal" : "", attn_dtype_name(p->dtype));
     return text;
 }
 
 // A shape that a kernel does not take is none of its faults, nor is a card that it cannot run on.
 static bool passed(const struct result *r) {
-    return r->outcome == RAN_RIGHT || r->outcome == NOT_SUPPORTED || (r->outcome == NOT_POSSIBLE && !machine.simulated);
+    return r->outcome == RAN_RIGHT || r->outcome == NOT_SUPPORTED ||
+           (r->outcome == NOT_POSSIBLE && !machine.simulated);
 }
 
 enum { BOTH = ATTN_FORWARD | ATTN_BACKWARD };
 
-// The passes that the kernel has of these; the backward once after its own forward, and once alone. The worst
-// outcome.
-static enum outcome expect_right(const struct attn_kernel *k, unsigned passes, struct attn_problem p,
-                                 const struct source *source) {
+// The passes that the kernel has of these; the backward once after its own forward, and once alone.
+// The worst outcome.
+static enum outcome expect_right(const struct attn_kernel *k, unsigned passes,
+                                 struct attn_problem p, const struct source *source) {
     char why[300];
     struct prepared in;
     enum outcome worst = RAN_RIGHT;
@@ -115,8 +119,9 @@ static enum outcome expect_right(const struct attn_kernel *k, unsigned passes, s
         struct result r[2];
         int results = run_kernel(k, &in, runs[i], 1, NULL, r);
         for (int n = 0; n < results; n++) {
-            cr_expect(passed(&r[n]), "--kernel %s %s --scale %g --pass %s, %s: %s", k->name, shape_text(&in.problem),
-                      in.problem.scale, r[n].pass == ATTN_FORWARD ? "forward" : "backward", in.name, r[n].why);
+            cr_expect(passed(&r[n]), "--kernel %s %s --scale %g --pass %s, %s: %s", k->name,
+                      shape_text(&in.problem), in.problem.scale,
+                      r[n].pass == ATTN_FORWARD ? "forward" : "backward", in.name, r[n].why);
             if (r[n].outcome != RAN_RIGHT) worst = r[n].outcome;
         }
     }
@@ -125,7 +130,7 @@ static enum outcome expect_right(const struct attn_kernel *k, unsigned passes, s
 }
 
 static void every_case(const struct attn_kernel *k, enum attn_dtype dtype) {
-    enum { ENOUGH = 5 };    // examples of what is wrong
+    enum { ENOUGH = 5 }; // examples of what is wrong
     int right = 0, wrong = 0;
     for (int n = 0; n < cases() && wrong < ENOUGH; n++) {
         int level[FACTORS];
@@ -135,7 +140,8 @@ static void every_case(const struct attn_kernel *k, enum attn_dtype dtype) {
         right += outcome == RAN_RIGHT;
         wrong += outcome == RAN_WRONG;
     }
-    cr_expect(right + wrong || !machine.simulated, "--kernel %s --dtype %s takes none of the shapes", k->name, attn_dtype_name(dtype));
+    cr_expect(right + wrong || !machine.simulated,
+              "--kernel %s --dtype %s takes none of the shapes", k->name, attn_dtype_name(dtype));
 }
 
 static void every_kernel(void (*test)(const struct attn_kernel *, enum attn_dtype)) {
@@ -148,7 +154,8 @@ static void every_kernel(void (*test)(const struct attn_kernel *, enum attn_dtyp
 Test(kernels, all_are_right_on_every_shape_and_input) { every_kernel(every_case); }
 
 static void real_input(const struct attn_kernel *k, enum attn_dtype dtype) {
-    expect_right(k, ATTN_FORWARD, (struct attn_problem){.dtype = dtype}, &(struct source){.load = "tests/minilm"});
+    expect_right(k, ATTN_FORWARD, (struct attn_problem){.dtype = dtype},
+                 &(struct source){.load = "tests/minilm"});
 }
 
 Test(kernels, all_are_right_on_real_input) { every_kernel(real_input); }
@@ -156,8 +163,15 @@ Test(kernels, all_are_right_on_real_input) { every_kernel(real_input); }
 // A scale that is not 1/sqrt(d), and so large that the first queries, which see few keys, have none
 // with a logit above -87: a maximum that started from 0 would leave them a sum of 0.
 static void large_scale(const struct attn_kernel *k, enum attn_dtype dtype) {
-    struct attn_problem p = {.batch = 1, .heads = 4, .kv_heads = 4, .seqlen_q = 33, .seqlen_k = 33, .head_dim = 64,
-                             .causal = true, .scale = 10, .dtype = dtype};
+    struct attn_problem p = {.batch = 1,
+                             .heads = 4,
+                             .kv_heads = 4,
+                             .seqlen_q = 33,
+                             .seqlen_k = 33,
+                             .head_dim = 64,
+                             .causal = true,
+                             .scale = 10,
+                             .dtype = dtype};
     expect_right(k, BOTH, p, &(struct source){NULL, DATA_NORMAL, 42});
 }
 

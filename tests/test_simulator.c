@@ -43,25 +43,31 @@ static const struct sim_buffer_counts *of(const char *name) {
 
 TestSuite(simulator, .init = setup);
 
-// ---- threads -------------------------------------------------------------------------------------
+// ---- threads
+// -------------------------------------------------------------------------------------
 
 Test(simulator, every_thread_knows_its_indices) {
     run_well("indices", 0);
     for (int block = 0; block < 12; block++)
-        for (int t = 0; t < 24; t++) cr_assert_eq(a[block * 24 + t], 1000.f * (float)block + (float)t);
+        for (int t = 0; t < 24; t++)
+            cr_assert_eq(a[block * 24 + t], 1000.f * (float)block + (float)t);
     cr_assert(a[12 * 24] == 12 * 24, "and nobody wrote beyond them");
     cr_assert_eq(counts.launches, 1);
     cr_assert_str_eq(counts.launch_name[0], "indices");
 }
 
-// ---- sectors -------------------------------------------------------------------------------------
+// ---- sectors
+// -------------------------------------------------------------------------------------
 
 // Bytes that threads ask for, and sectors that the warp's request has.
-static void expect(const char *buffer, int kind, uint64_t bytes, uint64_t sectors, uint64_t distinct) {
+static void expect(const char *buffer, int kind, uint64_t bytes, uint64_t sectors,
+                   uint64_t distinct) {
     const struct sim_buffer_counts *c = of(buffer);
     cr_expect_eq(c->bytes[kind], bytes, "%s: %lu bytes, not %lu", buffer, c->bytes[kind], bytes);
-    cr_expect_eq(c->sectors[kind], sectors, "%s: %lu sectors, not %lu", buffer, c->sectors[kind], sectors);
-    cr_expect_eq(c->distinct[kind], distinct, "%s: %lu distinct, not %lu", buffer, c->distinct[kind], distinct);
+    cr_expect_eq(c->sectors[kind], sectors, "%s: %lu sectors, not %lu", buffer, c->sectors[kind],
+                 sectors);
+    cr_expect_eq(c->distinct[kind], distinct, "%s: %lu distinct, not %lu", buffer,
+                 c->distinct[kind], distinct);
 }
 
 Test(simulator, coalesced_words_are_four_sectors) {
@@ -118,7 +124,7 @@ Test(simulator, atomics_are_counted_apart) {
     memset(b, 0, WORDS * sizeof *b);
     sim_set_written(b, false);
     run_well("add_atomically", 0);
-    expect("a", SIM_ATOMIC, 4 * 64 * 4, 4 * 2, 1);     // 4 blocks of 2 warps, one sector each
+    expect("a", SIM_ATOMIC, 4 * 64 * 4, 4 * 2, 1); // 4 blocks of 2 warps, one sector each
     expect("b", SIM_ATOMIC, 4 * 64 * 4, 4 * 8, 8);
     expect("a", SIM_LOAD, 0, 0, 0);
     cr_assert_eq(a[0], 256.f);
@@ -155,7 +161,8 @@ Test(simulator, branches_reconverge) {
     expect("a", SIM_LOAD, 128 + 128, 12, 12);
 }
 
-// ---- shared memory -------------------------------------------------------------------------------
+// ---- shared memory
+// -------------------------------------------------------------------------------
 
 static uint64_t conflicts(const char *kernel, int n) {
     sim_reset(&(struct sim_options){0});
@@ -193,7 +200,8 @@ Test(simulator, static_and_dynamic_bytes_add_up) {
     cr_expect_eq(counts.smem_per_block, 100 * sizeof(float) + 10 * sizeof(double) + 1000);
 }
 
-// ---- collectives ---------------------------------------------------------------------------------
+// ---- collectives
+// ---------------------------------------------------------------------------------
 
 Test(simulator, shuffles_as_documented) {
     run_well("shuffles", 0);
@@ -206,7 +214,8 @@ Test(simulator, shuffles_as_documented) {
         cr_expect_eq(b[128 + lane], (float)(s + 5));
         cr_expect_eq(b[160 + lane], (float)(lane + 3 < s + 8 ? lane + 3 : lane));
         cr_expect_eq(b[192 + lane], (float)(lane - 3 >= s ? lane - 3 : lane));
-        cr_expect_eq(b[224 + lane], (float)(lane < 16 ? lane : lane - 16), "xor into a later segment: own value");
+        cr_expect_eq(b[224 + lane], (float)(lane < 16 ? lane : lane - 16),
+                     "xor into a later segment: own value");
     }
 }
 
@@ -234,7 +243,8 @@ Test(simulator, atomics_in_shared_memory) {
     for (int t = 0; t < 100; t++) cr_expect_eq(b[t], 200.f);
 }
 
-// ---- limits --------------------------------------------------------------------------------------
+// ---- limits
+// --------------------------------------------------------------------------------------
 
 Test(simulator, dynamic_memory_needs_opting_in) {
     run_well("dynamic_not_allowed", 48 << 10);
@@ -255,7 +265,8 @@ Test(simulator, the_limit_can_be_lowered) {
     cr_expect(strstr(sim_error(), "a block may use 20000"), "%s", sim_error());
 }
 
-// ---- faults: one line, with the kernel, what, where, which thread ---------------------------------
+// ---- faults: one line, with the kernel, what, where, which thread
+// ---------------------------------
 
 static void expect_fault(const char *kernel, int n, const char *words, const char *thread) {
     run(kernel, n);
@@ -270,27 +281,35 @@ static void expect_fault(const char *kernel, int n, const char *words, const cha
 }
 
 Test(simulator, out_of_bounds_after) {
-    expect_fault("past_the_end", WORDS - 100, "out of bounds: store of 4 bytes, 16384 bytes after the start of a, which has 16384",
-                 "thread (36,0,0) of block (1,0,0)");
+    expect_fault(
+        "past_the_end", WORDS - 100,
+        "out of bounds: store of 4 bytes, 16384 bytes after the start of a, which has 16384",
+        "thread (36,0,0) of block (1,0,0)");
 }
 Test(simulator, out_of_bounds_before) {
-    expect_fault("before_the_start", 0, "out of bounds: load of 4 bytes, 8 bytes before the start of a",
+    expect_fault("before_the_start", 0,
+                 "out of bounds: load of 4 bytes, 8 bytes before the start of a",
                  "thread (0,0,0) of block (0,0,0)");
 }
 Test(simulator, misaligned) {
-    expect_fault("misaligned", 0, "misaligned: load of 16 bytes at an address that is 4 modulo 16", "thread (0,0,0)");
+    expect_fault("misaligned", 0, "misaligned: load of 16 bytes at an address that is 4 modulo 16",
+                 "thread (0,0,0)");
 }
 Test(simulator, null_pointer) {
     expect_fault("null_pointer", 0, "null pointer: load of 4 bytes at address 0", "thread (0,0,0)");
 }
 Test(simulator, divergent_barrier) {
-    expect_fault("divergent_barrier", 0, "divergent barrier: not all 64 threads of the block reach __syncthreads()", "24 have exited");
+    expect_fault("divergent_barrier", 0,
+                 "divergent barrier: not all 64 threads of the block reach __syncthreads()",
+                 "24 have exited");
 }
 Test(simulator, two_barriers) {
-    expect_fault("two_barriers", 0, "divergent barrier: one part of the block waits", "thread (32,0,0)");
+    expect_fault("two_barriers", 0, "divergent barrier: one part of the block waits",
+                 "thread (32,0,0)");
 }
 Test(simulator, early_exit_before_a_collective) {
-    expect_fault("early_exit", 0, "lanes missing: __shfl_xor_sync()", "waits for lanes 0x80000000 of mask 0xffffffff");
+    expect_fault("early_exit", 0, "lanes missing: __shfl_xor_sync()",
+                 "waits for lanes 0x80000000 of mask 0xffffffff");
 }
 Test(simulator, lane_not_in_the_mask) {
     expect_fault("left_out", 0, "lane 16 calls __shfl_xor_sync()", "thread (16,0,0)");
@@ -299,29 +318,40 @@ Test(simulator, two_collectives) {
     expect_fault("two_collectives", 0, "two different collectives", "thread (16,0,0)");
 }
 Test(simulator, dynamic_shared_out_of_bounds) {
-    expect_fault("touch_dynamic", 1024, "out of bounds: store of 4 bytes of shared memory, 4096 bytes after the start of smem", "thread (0,0,0)");
+    expect_fault(
+        "touch_dynamic", 1024,
+        "out of bounds: store of 4 bytes of shared memory, 4096 bytes after the start of smem",
+        "thread (0,0,0)");
 }
 Test(simulator, static_shared_out_of_bounds) {
-    expect_fault("static_past_the_end", 1000, "out of bounds: load of 4 bytes of shared memory", "thread (0,0,0)");
+    expect_fault("static_past_the_end", 1000, "out of bounds: load of 4 bytes of shared memory",
+                 "thread (0,0,0)");
     sim_reset(&(struct sim_options){0});
-    expect_fault("static_past_the_end", -100000, "out of bounds: load of 4 bytes of shared memory", "thread (0,0,0)");
+    expect_fault("static_past_the_end", -100000, "out of bounds: load of 4 bytes of shared memory",
+                 "thread (0,0,0)");
 }
 
 Test(simulator, memory_of_the_host) {
     expect_fault("host_pointer", 0, "host memory: store of 4 bytes", "thread (0,0,0)");
 }
-Test(simulator, division_by_zero) { expect_fault("divide_by_zero", 0, "division by zero", "thread (3,0,0)"); }
+Test(simulator, division_by_zero) {
+    expect_fault("divide_by_zero", 0, "division by zero", "thread (3,0,0)");
+}
 Test(simulator, an_array_is_called_by_its_own_name) {
-    expect_fault("own_name", 0, "128 bytes after the start of tile, which has 128", "thread (31,0,0)");
+    expect_fault("own_name", 0, "128 bytes after the start of tile, which has 128",
+                 "thread (31,0,0)");
 }
 Test(simulator, a_reset_must_come_before_the_atomics) {
-    expect_fault("reset_races_with_atomic", 0, "race in shared memory on sum + 0", "thread (1,0,0)");
+    expect_fault("reset_races_with_atomic", 0, "race in shared memory on sum + 0",
+                 "thread (1,0,0)");
 }
 
 Test(simulator, nobody_is_accused_wrongly) {
-    static const char *const innocent[] = {"update_in_place", "running_value", "halves_in_place", "halves_across_blocks",
-                                           "producer_below", "last_block", "by_turns", "exchange", "half_warps"};
-    for (int round = 0; round < 20; round++)    // blocks meet in other orders each time
+    static const char *const innocent[] = {
+        "update_in_place", "running_value", "halves_in_place", "halves_across_blocks",
+        "producer_below",  "last_block",    "by_turns",        "exchange",
+        "half_warps"};
+    for (int round = 0; round < 20; round++) // blocks meet in other orders each time
         for (unsigned i = 0; i < sizeof innocent / sizeof *innocent; i++) {
             memset(b, 0, WORDS * sizeof *b);
             sim_set_written(b, false);
@@ -333,7 +363,8 @@ Test(simulator, nobody_is_accused_wrongly) {
 
 Test(simulator, long_stretches_without_a_meeting_are_counted_exactly) {
     run_well("long_and_uneven", 30000);
-    // Each turn: all lanes load row 0 (4 sectors); a third of them row 1 and row 2, every third lane: 4 each.
+    // Each turn: all lanes load row 0 (4 sectors); a third of them row 1 and row 2, every third
+    // lane: 4 each.
     const struct sim_buffer_counts *c = of("a");
     cr_expect_eq(c->bytes[SIM_LOAD], 30000ull * 128 + 2 * 4 * 320000ull);
     cr_expect_eq(c->sectors[SIM_LOAD], 30000ull * (4 + 4 + 4));
@@ -368,7 +399,8 @@ Test(simulator, an_error_sticks_and_later_launches_do_nothing) {
     cr_expect_eq(b[5], 5.f);
 }
 
-// ---- memory ----------------------------------------------------------------------------------------
+// ---- memory
+// ----------------------------------------------------------------------------------------
 
 Test(simulator, memory_is_aligned_apart_and_reused) {
     void *p = sim_alloc("p", 1), *q = sim_alloc("q", 100000);
@@ -380,7 +412,8 @@ Test(simulator, memory_is_aligned_apart_and_reused) {
     cr_expect_null(sim_alloc("more than there is", (size_t)1 << 50));
 }
 
-// ---- --fast, and several workers -------------------------------------------------------------------
+// ---- --fast, and several workers
+// -------------------------------------------------------------------
 
 Test(simulator, fast_counts_the_same_bytes_and_no_sectors) {
     sim_reset(&(struct sim_options){.fast = true});
@@ -396,7 +429,8 @@ Test(simulator, counts_do_not_depend_on_the_number_of_workers) {
         hardware_flash(a, a, a, b, 60, true, 32);
         sim_counts(&counts);
         cr_assert_str_empty(sim_error(), "%s", sim_error());
-        uint64_t now[3] = {of("a")->sectors[SIM_LOAD], of("a")->distinct[SIM_LOAD], counts.wavefronts};
+        uint64_t now[3] = {of("a")->sectors[SIM_LOAD], of("a")->distinct[SIM_LOAD],
+                           counts.wavefronts};
         if (workers == 1) memcpy(first, now, sizeof first);
         cr_expect_arr_eq(now, first, sizeof first);
     }

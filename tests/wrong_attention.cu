@@ -17,10 +17,11 @@ __device__ inline float logit(const float *q, const float *k, int d, float scale
 }
 
 // grid: one block of one thread per query of [B, H, Nq]
-__global__ void attention(const float *Q, const float *K, const float *V, float *O, float *LSE, attn_problem p, fault f,
-                          float nudge) {
+__global__ void attention(const float *Q, const float *K, const float *V, float *O, float *LSE,
+                          attn_problem p, fault f, float nudge) {
     if (f == RETURNS_AT_ONCE) return;
-    int row = blockIdx.x, i = row % p.seqlen_q, bh = row / p.seqlen_q, h = bh % p.heads, d = p.head_dim;
+    int row = blockIdx.x, i = row % p.seqlen_q, bh = row / p.seqlen_q, h = bh % p.heads,
+        d = p.head_dim;
     int kv = f == IGNORES_KV_GROUPS ? h % p.kv_heads : h / (p.heads / p.kv_heads);
     const float *q = Q + (size_t)row * d;
     size_t head = ((size_t)(bh / p.heads) * p.kv_heads + kv) * p.seqlen_k * d;
@@ -36,7 +37,8 @@ __global__ void attention(const float *Q, const float *K, const float *V, float 
     for (int c = 0; c < d; c++) {
         float o = 0;
         for (int j = 0; j < seen; j++)
-            o += expf(logit(q, K + head + (size_t)j * d, d, scale) - m) * V[head + (size_t)j * d + c];
+            o += expf(logit(q, K + head + (size_t)j * d, d, scale) - m) *
+                 V[head + (size_t)j * d + c];
         O[(size_t)row * d + c] = seen ? o / l * nudge : 0;
     }
     if (f == WRITES_NAN && row == 0) O[d - 1] = NAN;
@@ -50,15 +52,17 @@ __global__ void extra(const float *Q, float *LSE) {
 
 static void forward(const attn_problem *p, const attn_tensors *t) {
     float nudge = planted == DEPENDS_ON_THE_RUN && runs++ % 2 ? 1.0000001f : 1;
-    LAUNCH(attention, attn_rows(p), 1, 0, (const float *)t->Q, (const float *)t->K, (const float *)t->V, (float *)t->O,
-           t->LSE, *p, planted, nudge);
+    LAUNCH(attention, attn_rows(p), 1, 0, (const float *)t->Q, (const float *)t->K,
+           (const float *)t->V, (float *)t->O, t->LSE, *p, planted, nudge);
     if (planted == TOO_MUCH_TRAFFIC) LAUNCH(extra, 1, 1, 0, (const float *)t->Q, t->LSE);
 }
 
-// One lane, so each load is a sector: for every visible pair, d + 2 dot products of 2 d loads, and d of V.
+// One lane, so each load is a sector: for every visible pair, d + 2 dot products of 2 d loads, and
+// d of V.
 static attn_traffic model(const attn_problem *p, unsigned) {
     uint64_t d = p->head_dim, pairs = attn_visible_pairs(p);
-    return {.load = pairs * ((d + 2) * 2 * d + d) * SECTOR, .store = attn_rows(p) * (d + 1) * SECTOR};
+    return {.load = pairs * ((d + 2) * 2 * d + d) * SECTOR,
+            .store = attn_rows(p) * (d + 1) * SECTOR};
 }
 
 static const attn_kernel kernel = {
@@ -72,7 +76,7 @@ static const attn_kernel kernel = {
     .model = model,
 };
 
-}    // namespace wrong
+} // namespace wrong
 
 const struct attn_kernel *wrong_attention(enum fault f) {
     wrong::planted = f;

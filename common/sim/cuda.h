@@ -13,8 +13,8 @@
 
 // ---- the language ------------------------------------------------------------------------------
 
-// `flatten` inlines all that a kernel calls, as nvcc does: the meter compares positions in the code,
-// and a function in another place would look like a jump.
+// `flatten` inlines all that a kernel calls, as nvcc does: the meter compares positions in the
+// code, and a function in another place would look like a jump.
 #define __global__ __attribute__((flatten))
 #define __device__
 #define __host__
@@ -22,14 +22,14 @@
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
-// A block runs on one OS thread, so thread_local is per block. Declare __shared__ arrays in the kernel
-// itself, not in functions it calls: they are found by the kernel's name (symbols.c).
+// A block runs on one OS thread, so thread_local is per block. Declare __shared__ arrays in the
+// kernel itself, not in functions it calls: they are found by the kernel's name (symbols.c).
 #define __shared__ thread_local
 #define __constant__ static
 #define SIM_INLINE inline __attribute__((always_inline))
 
 extern "C" {
-extern __thread unsigned char smem[];    // dynamic shared memory
+extern __thread unsigned char smem[]; // dynamic shared memory
 }
 
 struct dim3 {
@@ -44,28 +44,31 @@ using uint3 = sim_dim3;
 #define gridDim (sim_grid_dim())
 #define warpSize 32
 
-// Default arguments are evaluated where the function is called: this is how a barrier knows its line.
+// Default arguments are evaluated where the function is called: this is how a barrier knows its
+// line.
 #define SIM_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
-#define SIM_PLACE sim_place{file, line}
+#define SIM_PLACE                                                                                  \
+    sim_place { file, line }
 
 template <class... Parameters, class... Arguments>
-void sim_launch_kernel(const char *name, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t smem_bytes,
-                       sim_place place, Arguments... arguments) {
+void sim_launch_kernel(const char *name, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                       size_t smem_bytes, sim_place place, Arguments... arguments) {
     auto call = [=] { kernel(arguments...); };
     struct sim_launch launch = {name,
-                         (const void *)kernel,
-                         [](void *c) { (*static_cast<decltype(call) *>(c))(); },
-                         &call,
-                         sizeof call,
-                         {grid.x, grid.y, grid.z},
-                         {block.x, block.y, block.z},
-                         smem_bytes,
-                         place};
+                                (const void *)kernel,
+                                [](void *c) { (*static_cast<decltype(call) *>(c))(); },
+                                &call,
+                                sizeof call,
+                                {grid.x, grid.y, grid.z},
+                                {block.x, block.y, block.z},
+                                smem_bytes,
+                                place};
     ::sim_launch(&launch);
 }
 
-#define LAUNCH(kernel, grid, block, smem_bytes, ...) \
-    sim_launch_kernel(#kernel, kernel, grid, block, smem_bytes, sim_place{__FILE__, __LINE__}, __VA_ARGS__)
+#define LAUNCH(kernel, grid, block, smem_bytes, ...)                                               \
+    sim_launch_kernel(#kernel, kernel, grid, block, smem_bytes, sim_place{__FILE__, __LINE__},     \
+                      __VA_ARGS__)
 
 // ---- barriers, shuffles, votes -----------------------------------------------------------------
 
@@ -85,7 +88,7 @@ SIM_INLINE void __syncwarp(uint32_t mask = ~0u, SIM_HERE) {
 
 template <class T> struct sim_shuffle {
     T value, result;
-    int from;    // the lane to read
+    int from; // the lane to read
 };
 
 template <class T> void sim_shuffle_all(void *const lanes[32], uint32_t mask) {
@@ -93,34 +96,45 @@ template <class T> void sim_shuffle_all(void *const lanes[32], uint32_t mask) {
         if (!(mask >> i & 1)) continue;
         auto *me = static_cast<sim_shuffle<T> *>(lanes[i]);
         // Reading a lane that does not take part is undefined on a GPU: poison, so that it shows.
-        if (mask >> me->from & 1) me->result = static_cast<sim_shuffle<T> *>(lanes[me->from])->value;
-        else std::memset((void *)&me->result, 0xff, sizeof(T));
+        if (mask >> me->from & 1)
+            me->result = static_cast<sim_shuffle<T> *>(lanes[me->from])->value;
+        else
+            std::memset((void *)&me->result, 0xff, sizeof(T));
     }
 }
 
-template <class T> T sim_shuffle_from(uint32_t mask, T value, int from, const char *what, sim_place place) {
+template <class T>
+T sim_shuffle_from(uint32_t mask, T value, int from, const char *what, sim_place place) {
     sim_shuffle<T> mine = {value, value, from};
     sim_warp_collective(mask, sim_shuffle_all<T>, &mine, what, place);
     return mine.result;
 }
 
 // `width` cuts the warp into segments; a source outside the own segment means the own lane.
-template <class T> SIM_INLINE T __shfl_sync(uint32_t mask, T value, int source, int width = 32, SIM_HERE) {
+template <class T>
+SIM_INLINE T __shfl_sync(uint32_t mask, T value, int source, int width = 32, SIM_HERE) {
     int segment = sim_lane() / width * width;
-    return sim_shuffle_from(mask, value, segment + (source & (width - 1)), "__shfl_sync()", SIM_PLACE);
+    return sim_shuffle_from(mask, value, segment + (source & (width - 1)), "__shfl_sync()",
+                            SIM_PLACE);
 }
-template <class T> SIM_INLINE T __shfl_xor_sync(uint32_t mask, T value, int bits, int width = 32, SIM_HERE) {
+template <class T>
+SIM_INLINE T __shfl_xor_sync(uint32_t mask, T value, int bits, int width = 32, SIM_HERE) {
     int lane = sim_lane(), from = lane ^ bits;
     // As documented: a later segment gives the own value, an earlier one may be read.
-    return sim_shuffle_from(mask, value, from / width > lane / width ? lane : from, "__shfl_xor_sync()", SIM_PLACE);
+    return sim_shuffle_from(mask, value, from / width > lane / width ? lane : from,
+                            "__shfl_xor_sync()", SIM_PLACE);
 }
-template <class T> SIM_INLINE T __shfl_down_sync(uint32_t mask, T value, unsigned by, int width = 32, SIM_HERE) {
+template <class T>
+SIM_INLINE T __shfl_down_sync(uint32_t mask, T value, unsigned by, int width = 32, SIM_HERE) {
     int lane = sim_lane(), from = lane + (int)by;
-    return sim_shuffle_from(mask, value, from / width == lane / width ? from : lane, "__shfl_down_sync()", SIM_PLACE);
+    return sim_shuffle_from(mask, value, from / width == lane / width ? from : lane,
+                            "__shfl_down_sync()", SIM_PLACE);
 }
-template <class T> SIM_INLINE T __shfl_up_sync(uint32_t mask, T value, unsigned by, int width = 32, SIM_HERE) {
+template <class T>
+SIM_INLINE T __shfl_up_sync(uint32_t mask, T value, unsigned by, int width = 32, SIM_HERE) {
     int lane = sim_lane(), from = lane - (int)by;
-    return sim_shuffle_from(mask, value, from >= lane / width * width ? from : lane, "__shfl_up_sync()", SIM_PLACE);
+    return sim_shuffle_from(mask, value, from >= lane / width * width ? from : lane,
+                            "__shfl_up_sync()", SIM_PLACE);
 }
 
 struct sim_vote {
@@ -152,38 +166,41 @@ SIM_INLINE int __all_sync(uint32_t mask, int predicate, SIM_HERE) {
 }
 
 SIM_INLINE void __threadfence() { sim_thread_fence(); }
-SIM_INLINE void __threadfence_block() {}    // a block's fibers take turns: always ordered
+SIM_INLINE void __threadfence_block() {} // a block's fibers take turns: always ordered
 
 // ---- atomics -----------------------------------------------------------------------------------
 
 SIM_INLINE float atomicAdd(float *p, float v) { return sim_atomic_add_f32(p, v); }
 SIM_INLINE double atomicAdd(double *p, double v) { return sim_atomic_add_f64(p, v); }
 SIM_INLINE unsigned atomicAdd(unsigned *p, unsigned v) { return sim_atomic_add_u32(p, v); }
-SIM_INLINE int atomicAdd(int *p, int v) { return (int)sim_atomic_add_u32((uint32_t *)p, (uint32_t)v); }
+SIM_INLINE int atomicAdd(int *p, int v) {
+    return (int)sim_atomic_add_u32((uint32_t *)p, (uint32_t)v);
+}
 SIM_INLINE unsigned long long atomicAdd(unsigned long long *p, unsigned long long v) {
     return sim_atomic_add_u64((uint64_t *)p, v);
 }
 
-// ---- vector types: one access of 8 or 16 bytes, as on the GPU ------------------------------------
+// ---- vector types: one access of 8 or 16 bytes, as on the GPU
+// ------------------------------------
 
 // Left to itself gcc copies a struct of four floats in four accesses and clang calls memcpy; a
 // copy of the vector member is one access in both.
-#define SIM_VECTOR(name, T, bytes, ...)                          \
-    struct __align__(bytes) name {                               \
-        typedef T raw_type __attribute__((vector_size(bytes)));  \
-        union {                                                  \
-            raw_type raw;                                        \
-            struct {                                             \
-                T __VA_ARGS__;                                   \
-            };                                                   \
-        };                                                       \
-        name() = default;                                        \
-        SIM_INLINE name(const name &o) : raw(o.raw) {}           \
-        SIM_INLINE name &operator=(const name &o) {              \
-            raw = o.raw;                                         \
-            return *this;                                        \
-        }                                                        \
-        SIM_INLINE explicit name(raw_type r) : raw(r) {}         \
+#define SIM_VECTOR(name, T, bytes, ...)                                                            \
+    struct __align__(bytes) name {                                                                 \
+        typedef T raw_type __attribute__((vector_size(bytes)));                                    \
+        union {                                                                                    \
+            raw_type raw;                                                                          \
+            struct {                                                                               \
+                T __VA_ARGS__;                                                                     \
+            };                                                                                     \
+        };                                                                                         \
+        name() = default;                                                                          \
+        SIM_INLINE name(const name &o) : raw(o.raw) {}                                             \
+        SIM_INLINE name &operator=(const name &o) {                                                \
+            raw = o.raw;                                                                           \
+            return *this;                                                                          \
+        }                                                                                          \
+        SIM_INLINE explicit name(raw_type r) : raw(r) {}                                           \
     };
 SIM_VECTOR(float2, float, 8, x, y)
 SIM_VECTOR(float4, float, 16, x, y, z, w)
@@ -193,7 +210,9 @@ SIM_VECTOR(uint2, uint32_t, 8, x, y)
 SIM_VECTOR(uint4, uint32_t, 16, x, y, z, w)
 #undef SIM_VECTOR
 SIM_INLINE float2 make_float2(float x, float y) { return float2(float2::raw_type{x, y}); }
-SIM_INLINE float4 make_float4(float x, float y, float z, float w) { return float4(float4::raw_type{x, y, z, w}); }
+SIM_INLINE float4 make_float4(float x, float y, float z, float w) {
+    return float4(float4::raw_type{x, y, z, w});
+}
 SIM_INLINE int2 make_int2(int x, int y) { return int2(int2::raw_type{x, y}); }
 SIM_INLINE int4 make_int4(int x, int y, int z, int w) { return int4(int4::raw_type{x, y, z, w}); }
 SIM_INLINE uint2 make_uint2(uint32_t x, uint32_t y) { return uint2(uint2::raw_type{x, y}); }
@@ -212,21 +231,21 @@ struct __half {
 struct __nv_bfloat16 {
     uint16_t bits;
 };
-#define SIM_PAIR(name, T)                     \
-    struct __align__(4) name {                \
-        union {                               \
-            uint32_t raw;                     \
-            struct {                          \
-                T x, y;                       \
-            };                                \
-        };                                    \
-        name() = default;                     \
-        SIM_INLINE name(const name &o) : raw(o.raw) {} \
-        SIM_INLINE name(T a, T b) : x(a), y(b) {}      \
-        SIM_INLINE name &operator=(const name &o) {    \
-            raw = o.raw;                      \
-            return *this;                     \
-        }                                     \
+#define SIM_PAIR(name, T)                                                                          \
+    struct __align__(4) name {                                                                     \
+        union {                                                                                    \
+            uint32_t raw;                                                                          \
+            struct {                                                                               \
+                T x, y;                                                                            \
+            };                                                                                     \
+        };                                                                                         \
+        name() = default;                                                                          \
+        SIM_INLINE name(const name &o) : raw(o.raw) {}                                             \
+        SIM_INLINE name(T a, T b) : x(a), y(b) {}                                                  \
+        SIM_INLINE name &operator=(const name &o) {                                                \
+            raw = o.raw;                                                                           \
+            return *this;                                                                          \
+        }                                                                                          \
     };
 SIM_PAIR(__half2, __half)
 SIM_PAIR(__nv_bfloat162, __nv_bfloat16)
@@ -239,8 +258,12 @@ using nv_bfloat162 = __nv_bfloat162;
 SIM_INLINE __half __float2half(float f) { return {fp16_from_float(f)}; }
 SIM_INLINE __half __float2half_rn(float f) { return {fp16_from_float(f)}; }
 SIM_INLINE float __half2float(__half h) { return fp16_to_float(h.bits); }
-SIM_INLINE __half2 __floats2half2_rn(float x, float y) { return __half2(__float2half(x), __float2half(y)); }
-SIM_INLINE float2 __half22float2(__half2 h) { return make_float2(__half2float(h.x), __half2float(h.y)); }
+SIM_INLINE __half2 __floats2half2_rn(float x, float y) {
+    return __half2(__float2half(x), __float2half(y));
+}
+SIM_INLINE float2 __half22float2(__half2 h) {
+    return make_float2(__half2float(h.x), __half2float(h.y));
+}
 SIM_INLINE __nv_bfloat16 __float2bfloat16(float f) { return {bf16_from_float(f)}; }
 SIM_INLINE __nv_bfloat16 __float2bfloat16_rn(float f) { return {bf16_from_float(f)}; }
 SIM_INLINE float __bfloat162float(__nv_bfloat16 b) { return bf16_to_float(b.bits); }
@@ -277,7 +300,8 @@ SIM_INLINE float __uint_as_float(uint32_t bits) {
 
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
-template <class Kernel> cudaError_t cudaFuncSetAttribute(Kernel *kernel, cudaFuncAttribute, int bytes) {
+template <class Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel *kernel, cudaFuncAttribute, int bytes) {
     return (cudaError_t)sim_allow_dynamic_smem((const void *)kernel, bytes);
 }
 

@@ -1,4 +1,5 @@
-// detect.c - races, reads of what nobody wrote, writes to inputs, loops that a warp leaves raggedly.
+// detect.c - races, reads of what nobody wrote, writes to inputs, loops that a warp leaves
+// raggedly.
 //
 // Two accesses to the same bytes by different threads are a race when one of them is a store and
 // nothing orders them. What orders threads of one block is a barrier, and lanes of one warp also
@@ -17,23 +18,25 @@
 #include <sys/mman.h>
 
 struct stamp {
-    uint32_t clock;              // 0: never
+    uint32_t clock; // 0: never
     uint32_t pc, block;
-    uint32_t thread : 10;        // within the block
-    uint32_t bytes : 4;          // which of the word's four, a bit each
-    uint32_t part_syncs : 1;     // had there been a __syncwarp() of a part of the warp since the last full one?
+    uint32_t thread : 10;    // within the block
+    uint32_t bytes : 4;      // which of the word's four, a bit each
+    uint32_t part_syncs : 1; // had there been a __syncwarp() of a part of the warp since the last
+                             // full one?
     // The cell's own, here so that it takes 32 bytes, half a cache line:
-    uint32_t written : 4;        // in `store`, shared memory: which bytes hold a value of this block
-    uint32_t atomic : 1;         // in `store`: it was an atomic
-    uint32_t readers : 2;        // in `load`: enum readers
+    uint32_t written : 4; // in `store`, shared memory: which bytes hold a value of this block
+    uint32_t atomic : 1;  // in `store`: it was an atomic
+    uint32_t readers : 2; // in `load`: enum readers
 };
 
-// Who has loaded the word since the last barrier (MANY_BLOCKS: in this launch). One stamp is enough to
-// remember them all: a store must come after every reader, so what counts is how far they spread.
+// Who has loaded the word since the last barrier (MANY_BLOCKS: in this launch). One stamp is enough
+// to remember them all: a store must come after every reader, so what counts is how far they
+// spread.
 enum readers { ONE_READER, ONE_WARP, ONE_BLOCK, MANY_BLOCKS };
 
 struct cell {
-    struct stamp store, load;    // the last of each
+    struct stamp store, load; // the last of each
 };
 
 size_t detect_cell_bytes(size_t bytes) { return (bytes / 4 + 1) * sizeof(struct cell); }
@@ -55,8 +58,8 @@ void detect_forget(struct cell *cells, size_t bytes) {
 
 // ---- one access against the cell of its word ---------------------------------------------------
 
-// Blocks run on several OS threads, so a cell of global memory is looked at by one at a time. A lock
-// serves many words; the holder never waits for anything else.
+// Blocks run on several OS threads, so a cell of global memory is looked at by one at a time. A
+// lock serves many words; the holder never waits for anything else.
 enum { LOCKS = 1 << 12 };
 static bool locks[LOCKS];
 
@@ -85,23 +88,26 @@ static bool is_void(const struct event *now, const struct stamp *before) {
     return before->clock == 0 || (!now->buffer && before->clock < now->worker->block_clock);
 }
 
-// A block that has called __threadfence() has published what it wrote, and one that has made an atomic
-// operation may know of it: whether the two orders this access cannot be told from here.
+// A block that has called __threadfence() has published what it wrote, and one that has made an
+// atomic operation may know of it: whether the two orders this access cannot be told from here.
 static bool may_have_told(const struct event *now, const struct stamp *before) {
     return now->worker->made_atomic && sim_block_fenced(before->block);
 }
 
-// Have lanes of one warp met in a __syncwarp() between `before` and `now`? Where only parts of the warp have
-// met since its last full meeting, that is taken for granted: this can miss a race, and never invents one.
+// Have lanes of one warp met in a __syncwarp() between `before` and `now`? Where only parts of the
+// warp have met since its last full meeting, that is taken for granted: this can miss a race, and
+// never invents one.
 static bool warp_has_met(const struct event *now, const struct stamp *before) {
-    return before->clock < now->thread->warp->sync_clock || before->part_syncs || now->stamp.part_syncs;
+    return before->clock < now->thread->warp->sync_clock || before->part_syncs ||
+           now->stamp.part_syncs;
 }
 
 // Is `before`, an earlier access to this word, certain to be over when `now` happens?
 static bool ordered(const struct event *now, const struct stamp *before) {
     if (is_void(now, before)) return true;
     if (before->block != now->stamp.block) return may_have_told(now, before);
-    if (before->thread == now->stamp.thread || before->clock < now->worker->barrier_clock) return true;
+    if (before->thread == now->stamp.thread || before->clock < now->worker->barrier_clock)
+        return true;
     return before->thread / 32 == now->stamp.thread / 32 && warp_has_met(now, before);
 }
 
@@ -117,20 +123,28 @@ static void describe_word(const struct event *e, char *out, size_t size) {
 }
 
 static const char *cause(const struct event *e, const struct stamp *other) {
-    bool together = other->pc == e->access->pc && other->clock == e->stamp.clock && other->block == e->stamp.block;
+    bool together = other->pc == e->access->pc && other->clock == e->stamp.clock &&
+                    other->block == e->stamp.block;
     if (together && other->thread / 32 == e->thread->id / 32)
-        return "lanes store to one place in one instruction, and which of them wins is undefined: let one lane do it";
+        return "lanes store to one place in one instruction, and which of them wins is undefined: "
+               "let one lane do it";
     if (other->block != e->stamp.block)
-        return "blocks run in any order: give each its own part, or use an atomic or a launch of its own";
+        return "blocks run in any order: give each its own part, or use an atomic or a launch of "
+               "its own";
     if (other->thread / 32 == e->thread->id / 32) return "a __syncwarp() is missing between them";
-    return "a __syncthreads() is missing between them: after the store, or, if the store is of a loop's next turn, "
+    return "a __syncthreads() is missing between them: after the store, or, if the store is of a "
+           "loop's next turn, "
            "after the load";
 }
 
-static void describe_other(const struct event *e, const struct stamp *other, char *out, size_t size) {
-    if (other->block != e->stamp.block) snprintf(out, size, "thread %d of block %u", other->thread, other->block);
-    else if (other->thread == e->thread->id) snprintf(out, size, "other threads");    // it was one of several
-    else snprintf(out, size, "thread %d", other->thread);
+static void describe_other(const struct event *e, const struct stamp *other, char *out,
+                           size_t size) {
+    if (other->block != e->stamp.block)
+        snprintf(out, size, "thread %d of block %u", other->thread, other->block);
+    else if (other->thread == e->thread->id)
+        snprintf(out, size, "other threads"); // it was one of several
+    else
+        snprintf(out, size, "thread %d", other->thread);
 }
 
 static _Noreturn void fail_race(const struct event *e, const struct stamp *other, int other_kind) {
@@ -139,18 +153,21 @@ static _Noreturn void fail_race(const struct event *e, const struct stamp *other
     describe_other(e, other, who, sizeof who);
     snprintf(here, sizeof here, "%s", symbols_place(e->access->pc));
     snprintf(there, sizeof there, "%s", symbols_place(other->pc));
-    e->worker->suspicion[0] = 0;    // the race explains it
+    e->worker->suspicion[0] = 0; // the race explains it
     unlock(e->lock);
-    sim_fail_at(e->thread, "race in %s memory on %s: %s at %s, %s by %s at %s, and nothing orders them; %s",
-                e->buffer ? "global" : "shared", word, memory_verb(e->access->kind), here, memory_verb(other_kind), who,
-                there, cause(e, other));
+    sim_fail_at(e->thread,
+                "race in %s memory on %s: %s at %s, %s by %s at %s, and nothing orders them; %s",
+                e->buffer ? "global" : "shared", word, memory_verb(e->access->kind), here,
+                memory_verb(other_kind), who, there, cause(e, other));
 }
 
-// A suspicion (below) about this word was wrong: another thread has stored to it after all, and in order.
+// A suspicion (below) about this word was wrong: another thread has stored to it after all, and in
+// order.
 static void settle_word(const struct event *e) {
     struct worker *w = e->worker;
     bool same_word = w->suspicion_address / 4 == e->access->address / 4;
-    bool first_value = e->access->kind == SIM_STORE && w->suspect != e->thread;    // an atomic reads as well
+    bool first_value =
+        e->access->kind == SIM_STORE && w->suspect != e->thread; // an atomic reads as well
     if (w->suspicion[0] && same_word && first_value) w->suspicion[0] = 0;
 }
 
@@ -164,14 +181,16 @@ static void check_against_store(const struct event *e, const struct cell *c) {
 static bool loads_ordered(const struct event *now, const struct cell *c) {
     const struct stamp *load = &c->load;
     if (is_void(now, load) || load->readers == ONE_READER) return ordered(now, load);
-    if (load->readers == MANY_BLOCKS || load->block != now->stamp.block) return may_have_told(now, load);
+    if (load->readers == MANY_BLOCKS || load->block != now->stamp.block)
+        return may_have_told(now, load);
     if (load->clock < now->worker->barrier_clock) return true;
-    return load->readers == ONE_WARP && load->thread / 32 == now->stamp.thread / 32 && warp_has_met(now, load);
+    return load->readers == ONE_WARP && load->thread / 32 == now->stamp.thread / 32 &&
+           warp_has_met(now, load);
 }
 
-// How far the readers spread, now that `now` is one of them. `last` no longer matters when it is certain to
-// be over for the whole block, or for the warp that alone has read; nor when it read other bytes of the
-// word: there is room for one half's history only.
+// How far the readers spread, now that `now` is one of them. `last` no longer matters when it is
+// certain to be over for the whole block, or for the warp that alone has read; nor when it read
+// other bytes of the word: there is room for one half's history only.
 static enum readers readers_with(const struct event *now, const struct stamp *last) {
     if (is_void(now, last) || !(last->bytes & now->stamp.bytes)) return ONE_READER;
     if (last->block != now->stamp.block || last->readers == MANY_BLOCKS) return MANY_BLOCKS;
@@ -194,7 +213,8 @@ static void check_store(const struct event *e, struct cell *c) {
     check_against_store(e, c);
     bool atomic = e->access->kind == SIM_ATOMIC, old = is_void(e, &c->store);
     bool both_atomic = c->store.atomic && atomic;
-    if ((c->load.bytes & e->stamp.bytes) && !both_atomic && !loads_ordered(e, c)) fail_race(e, &c->load, SIM_LOAD);
+    if ((c->load.bytes & e->stamp.bytes) && !both_atomic && !loads_ordered(e, c))
+        fail_race(e, &c->load, SIM_LOAD);
     // A thread's plain store and then its own atomic: the store is what others must not race with.
     bool stricter = !old && !c->store.atomic && atomic && c->store.thread == e->stamp.thread &&
                     c->store.block == e->stamp.block && c->store.clock >= e->worker->barrier_clock;
@@ -206,20 +226,25 @@ static void check_store(const struct event *e, struct cell *c) {
     settle_word(e);
 }
 
-// ---- reads of what nobody wrote ------------------------------------------------------------------
+// ---- reads of what nobody wrote
+// ------------------------------------------------------------------
 
-// When a barrier is missing, the reader may simply have come before the writer. So this is a suspicion
-// at first: if the store comes before the next barrier (in global memory: before the launch ends),
-// the two are a race, and that is the better explanation.
+// When a barrier is missing, the reader may simply have come before the writer. So this is a
+// suspicion at first: if the store comes before the next barrier (in global memory: before the
+// launch ends), the two are a race, and that is the better explanation.
 static void check_written(const struct event *e, const struct cell *c, size_t word) {
     struct worker *w = e->worker;
-    unsigned written = e->buffer ? e->buffer->written[word] : is_void(e, &c->store) ? 0 : c->store.written;
+    unsigned written = e->buffer               ? e->buffer->written[word]
+                       : is_void(e, &c->store) ? 0
+                                               : c->store.written;
     if (!(e->stamp.bytes & ~written) || w->suspicion[0]) return;
     char name[60], what[400];
     describe_word(e, name, sizeof name);
     snprintf(what, sizeof what,
-             "uninitialised: %s of %s (%s memory), which nobody has written, at %s; on a GPU it holds anything",
-             memory_verb(e->access->kind), name, e->buffer ? "global" : "shared", symbols_place(e->access->pc));
+             "uninitialised: %s of %s (%s memory), which nobody has written, at %s; on a GPU it "
+             "holds anything",
+             memory_verb(e->access->kind), name, e->buffer ? "global" : "shared",
+             symbols_place(e->access->pc));
     sim_blame(e->thread, what, w->suspicion, sizeof w->suspicion);
     w->suspicion_is_global = e->buffer != NULL;
     w->suspicion_address = e->access->address;
@@ -227,23 +252,26 @@ static void check_written(const struct event *e, const struct cell *c, size_t wo
 }
 
 void detect_settle(struct worker *w) {
-    if (w->suspicion[0] && !w->suspicion_is_global) sim_fail("%s", "");    // says the suspicion
+    if (w->suspicion[0] && !w->suspicion_is_global) sim_fail("%s", ""); // says the suspicion
 }
 
-// ---- one request -----------------------------------------------------------------------------------
+// ---- one request
+// -----------------------------------------------------------------------------------
 
 // Which of a word's four bytes lie in [from, to). Accesses of 4 bytes and more are aligned: all.
 static unsigned bytes_in_word(uint64_t word, uint64_t from, uint64_t to) {
-    unsigned first = word * 4 < from ? (unsigned)(from - word * 4) : 0, end = to < word * 4 + 4 ? (unsigned)(to - word * 4) : 4;
+    unsigned first = word * 4 < from ? (unsigned)(from - word * 4) : 0,
+             end = to < word * 4 + 4 ? (unsigned)(to - word * 4) : 4;
     return (1u << end) - (1u << first);
 }
 
-// Most loads tell the cell nothing: the word was stored before the last barrier, and that several warps
-// have read it since is known.
+// Most loads tell the cell nothing: the word was stored before the last barrier, and that several
+// warps have read it since is known.
 static inline bool is_routine(const struct event *e, const struct cell *c) {
     uint32_t since = e->worker->barrier_clock;
-    return e->access->kind == SIM_LOAD && !e->buffer && c->load.readers == ONE_BLOCK && c->load.clock >= since &&
-           c->store.clock < since && c->store.clock >= e->worker->block_clock && c->store.written == 0xf;
+    return e->access->kind == SIM_LOAD && !e->buffer && c->load.readers == ONE_BLOCK &&
+           c->load.clock >= since && c->store.clock < since &&
+           c->store.clock >= e->worker->block_clock && c->store.written == 0xf;
 }
 
 static void check_access(struct event *e, struct cell *cells, uint64_t offset) {
@@ -251,7 +279,8 @@ static void check_access(struct event *e, struct cell *cells, uint64_t offset) {
     for (uint64_t word = offset / 4; word * 4 < offset + (unsigned)size; word++) {
         struct cell *c = &cells[word];
         if (is_routine(e, c)) continue;
-        e->stamp.bytes = (size >= 4 ? 0xf : bytes_in_word(word, offset, offset + (unsigned)size)) & 0xf;
+        e->stamp.bytes =
+            (size >= 4 ? 0xf : bytes_in_word(word, offset, offset + (unsigned)size)) & 0xf;
         e->lock = e->buffer ? lock_word(word) : NULL;
         if (kind != SIM_STORE) check_written(e, c, word);
         if (kind != SIM_STORE) check_load(e, c);
@@ -269,12 +298,14 @@ static void check_input(const struct request *r, int i, const struct buffer *b) 
 
 // In a broadcast all lanes load one word. Two of them tell the cell that a whole warp reads it.
 static bool same_as_two_before(const struct request *r, int i) {
-    return i >= 2 && r->lane[i]->kind == SIM_LOAD && r->lane[i]->address == r->lane[i - 1]->address &&
+    return i >= 2 && r->lane[i]->kind == SIM_LOAD &&
+           r->lane[i]->address == r->lane[i - 1]->address &&
            r->lane[i]->address == r->lane[i - 2]->address;
 }
 
 void detect_request(struct worker *w, const struct request *r) {
-    struct event e = {.worker = w, .stamp = {.clock = w->clock, .pc = r->lane[0]->pc, .block = w->block}};
+    struct event e = {.worker = w,
+                      .stamp = {.clock = w->clock, .pc = r->lane[0]->pc, .block = w->block}};
     for (int i = 0; i < r->lanes; i++) {
         const struct access *a = e.access = r->lane[i];
         w->made_atomic |= a->kind == SIM_ATOMIC;
@@ -284,16 +315,20 @@ void detect_request(struct worker *w, const struct request *r) {
         e.stamp.part_syncs = a->part_syncs & 1;
         struct buffer *b = a->space == GLOBAL ? &sim_buffer[sim_buffer_at(a->address)] : NULL;
         e.buffer = b;
-        if (!b) check_access(&e, w->shared_cell, a->address - w->shared_base);
-        else if (b->input) check_input(r, i, b);
-        else if (b->cell) check_access(&e, b->cell, a->address - b->start);
+        if (!b)
+            check_access(&e, w->shared_cell, a->address - w->shared_base);
+        else if (b->input)
+            check_input(r, i, b);
+        else if (b->cell)
+            check_access(&e, b->cell, a->address - b->start);
     }
 }
 
-// ---- loops that the lanes of a warp leave in different turns ------------------------------------------
+// ---- loops that the lanes of a warp leave in different turns
+// ------------------------------------------
 
-// Inner loops end at smaller pcs than the loops around them, so the open loops form a stack: what is
-// below the present loop's end has been left for good.
+// Inner loops end at smaller pcs than the loops around them, so the open loops form a stack: what
+// is below the present loop's end has been left for good.
 void detect_turn(struct worker *w, struct warp *warp, const struct request *r) {
     uint32_t lanes = 0, pc = r->lane[0]->pc;
     for (int i = 0; i < r->lanes; i++) lanes |= 1u << r->number[i];
@@ -303,11 +338,13 @@ void detect_turn(struct worker *w, struct warp *warp, const struct request *r) {
         bool some_left = lanes != top->lanes && (lanes & ~top->lanes) == 0;
         // One warning is enough, and finding out the line takes far longer than the loop.
         if (some_left && w->global_requests > top->global_requests && !sim_warning()[0])
-            sim_warn("lanes of one warp leave the loop at %s in different turns; nvcc may unroll it so that one "
+            sim_warn("lanes of one warp leave the loop at %s in different turns; nvcc may unroll "
+                     "it so that one "
                      "request becomes two: let the loop count tiles, and test inside",
                      symbols_place(pc));
     } else if (warp->loops < MAX_LOOPS) {
         top = &warp->loop[warp->loops++];
-    } else return;
+    } else
+        return;
     *top = (struct loop){pc, lanes, w->global_requests};
 }

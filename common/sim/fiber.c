@@ -11,7 +11,8 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-// ---- what AddressSanitizer must be told ----------------------------------------------------------
+// ---- what AddressSanitizer must be told
+// ----------------------------------------------------------
 
 // It marks what lies around the arrays of each stack frame, until the function returns, and keeps a
 // record of which stack runs. So it must hear of each switch, and of frames that never return.
@@ -41,7 +42,8 @@ static void arrived(void *kept) { (void)kept; }
 static void forget_frames(const struct fiber *f) { (void)f; }
 #endif
 
-// ---- switching -----------------------------------------------------------------------------------
+// ---- switching
+// -----------------------------------------------------------------------------------
 
 void fiber_swap_stacks(void **save, void *load);
 __asm__(".text\n"
@@ -110,5 +112,5 @@ void fiber_switch_to(struct fiber *from, struct fiber *to) {
 void fiber_end(struct fiber *from, struct fiber *to) {
     leaving(NULL, to);
     fiber_swap_stacks(&from->stack_pointer, to->stack_pointer);
-    abort();    // an ended fiber is never gone on with
+    abort(); // an ended fiber is never gone on with
 }

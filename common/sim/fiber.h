@@ -7,21 +7,20 @@
 enum { FIBER_GUARD = 1 << 20 };
 
 struct fiber {
-    void *stack_pointer;         // where it left off; valid while it does not run
-    char *stack;                 // the mapping, or the stack that an OS thread came with
-    size_t mapped;               // its bytes
-    char *top;                   // the stack grows down from here
+    void *stack_pointer; // where it left off; valid while it does not run
+    char *stack;         // the mapping, or the stack that an OS thread came with
+    size_t mapped;       // its bytes
+    char *top;           // the stack grows down from here
 };
 
-// Maps a stack of `bytes` bytes above FIBER_GUARD bytes that must not be touched, so that an overflow
-// faults, even by a large array at once.
-// `colour` shifts the top: stacks whose tops agree modulo 4096 would fight for the same cache
-// sets. Returns false when there is no memory.
+// Maps a stack of `bytes` bytes above FIBER_GUARD bytes that must not be touched, so that an
+// overflow faults, even by a large array at once. `colour` shifts the top: stacks whose tops agree
+// modulo 4096 would fight for the same cache sets. Returns false when there is no memory.
 int fiber_create(struct fiber *, size_t bytes, int colour);
 void fiber_destroy(struct fiber *);
 
-// The next switch to this fiber calls entry() on an empty stack. entry calls fiber_begin() first and
-// never returns: fiber_end() is the way out. (fiber_begin() is for AddressSanitizer alone.)
+// The next switch to this fiber calls entry() on an empty stack. entry calls fiber_begin() first
+// and never returns: fiber_end() is the way out. (fiber_begin() is for AddressSanitizer alone.)
 void fiber_start(struct fiber *, void (*entry)(void));
 void fiber_begin(void);
 

@@ -9,19 +9,19 @@
 
 // `pc` is where in the executable the access stands (the hook's return address minus the load
 // address): lanes that access at the same pc do so in the same instruction.
-enum space { GLOBAL, SHARED, MARK };   // MARK: no access; the lane jumped backwards from this pc
+enum space { GLOBAL, SHARED, MARK }; // MARK: no access; the lane jumped backwards from this pc
 struct access {
     uint64_t address;
     uint32_t pc;
-    uint8_t size;                // bytes, at most 16
-    uint8_t kind;                // enum sim_kind
-    uint8_t space;               // enum space
-    uint8_t part_syncs;          // the lane's, when it made the access
+    uint8_t size;       // bytes, at most 16
+    uint8_t kind;       // enum sim_kind
+    uint8_t space;      // enum space
+    uint8_t part_syncs; // the lane's, when it made the access
 };
 enum { END_OF_LOG = UINT32_MAX, LOG_ENTRIES = 2048 };
 
 struct place {
-    char text[300];              // "step00_naive/attention.cu:41"
+    char text[300]; // "step00_naive/attention.cu:41"
 };
 
 // ---- CUDA threads, warps, blocks --------------------------------------------------------------
@@ -32,16 +32,16 @@ struct thread {
     int id, lane;
     struct warp *warp;
     bool exited;
-    const char *waits_for;       // NULL: running or ready
-    struct sim_place where;      // of the wait
-    struct thread *next;         // in the queue it stands in
-    void *argument;              // brought to a warp collective
+    const char *waits_for;  // NULL: running or ready
+    struct sim_place where; // of the wait
+    struct thread *next;    // in the queue it stands in
+    void *argument;         // brought to a warp collective
 
-    struct access *log;          // LOG_ENTRIES of them, and one place for the meter's end mark
+    struct access *log; // LOG_ENTRIES of them, and one place for the meter's end mark
     struct access *log_next, *log_end;
-    bool log_full;               // it waits for room
-    uint32_t last_block;         // pc of the basic block it entered last
-    uint8_t part_syncs;          // 1: it met a part of its warp in __syncwarp() since the whole last met
+    bool log_full;       // it waits for room
+    uint32_t last_block; // pc of the basic block it entered last
+    uint8_t part_syncs;  // 1: it met a part of its warp in __syncwarp() since the whole last met
 };
 
 struct queue {
@@ -50,24 +50,24 @@ struct queue {
 
 // Some lanes of a warp on their way to a collective.
 struct meeting {
-    uint32_t mask, arrived;      // arrived == 0: this place is free
+    uint32_t mask, arrived; // arrived == 0: this place is free
     sim_warp_op op;
     const char *what;
-    struct sim_place where;      // of the first to arrive
+    struct sim_place where; // of the first to arrive
 };
 
 // A loop that a warp is in: where it jumps back from, and which lanes did so last time.
 struct loop {
     uint32_t pc, lanes;
-    uint64_t global_requests;    // of the worker, then
+    uint64_t global_requests; // of the worker, then
 };
 enum { MAX_LOOPS = 16 };
 
 struct warp {
     struct thread *lane[32];
-    int size, running;           // running: neither waiting nor exited
-    uint32_t sync_clock;         // of the last __syncwarp() of all lanes
-    struct meeting meeting[32];  // a lane waits in one at most, so there are never more
+    int size, running;          // running: neither waiting nor exited
+    uint32_t sync_clock;        // of the last __syncwarp() of all lanes
+    struct meeting meeting[32]; // a lane waits in one at most, so there are never more
     int loops;
     struct loop loop[MAX_LOOPS]; // the innermost last
 };
@@ -76,7 +76,7 @@ struct barrier {
     int arrived, votes, result;
     struct queue waiting;
     const char *what;
-    struct sim_place where;      // of the first to arrive
+    struct sim_place where; // of the first to arrive
 };
 
 // ---- counts ------------------------------------------------------------------------------------
@@ -93,31 +93,31 @@ struct tally {
 
 // Counts for each access instruction (profile.c).
 struct profile {
-    struct row *row;             // a hash table
+    struct row *row; // a hash table
     uint32_t room, used;
 };
 
 // One per OS thread: runs one block at a time.
 struct worker {
-    struct thread *self;         // the CUDA thread that runs now; NULL outside kernels
-    bool fast;                   // count bytes only
-    bool profiling;              // count for each source line, too
-    uintptr_t shared_base;       // this OS thread's copy of the TLS segment: __shared__ memory
+    struct thread *self;   // the CUDA thread that runs now; NULL outside kernels
+    bool fast;             // count bytes only
+    bool profiling;        // count for each source line, too
+    uintptr_t shared_base; // this OS thread's copy of the TLS segment: __shared__ memory
     size_t shared_bytes;
-    uintptr_t stack_base;        // the OS thread's stack, around it: nothing there is a kernel's
+    uintptr_t stack_base; // the OS thread's stack, around it: nothing there is a kernel's
     size_t stack_bytes;
     const uint8_t *shared_owner; // per byte: may this launch use it (symbols.c)
     struct tally tally;
     struct profile profile;
 
     struct sim_dim3 block_idx;
-    uint32_t block;              // its number in the grid
-    uint64_t global_requests;    // so far
-    bool made_atomic;            // this block has made an atomic operation
+    uint32_t block;           // its number in the grid
+    uint64_t global_requests; // so far
+    bool made_atomic;         // this block has made an atomic operation
     // Time, for detect.c: goes on by one at each block's start, barrier and full __syncwarp().
-    uint32_t clock, block_clock, barrier_clock;   // now; this block's start; its last barrier
-    struct cell *shared_cell;    // one for each 4 bytes of the TLS segment
-    char suspicion[600];         // a read of what nobody has written yet: an error, unless it was a race
+    uint32_t clock, block_clock, barrier_clock; // now; this block's start; its last barrier
+    struct cell *shared_cell;                   // one for each 4 bytes of the TLS segment
+    char suspicion[600]; // a read of what nobody has written yet: an error, unless it was a race
     bool suspicion_is_global;
     uintptr_t suspicion_address;
     const struct thread *suspect;
@@ -126,24 +126,25 @@ struct worker {
     struct warp *warp;
     struct queue ready;
     struct barrier barrier;
-    struct fiber home;           // the OS thread's own stack
-    struct place place;          // symbols_place() answers here
+    struct fiber home;  // the OS thread's own stack
+    struct place place; // symbols_place() answers here
 };
 
 // The only thread-local variable of the simulator's own: all others in the program are __shared__.
 extern _Thread_local struct worker *sim_worker;
-extern const struct sim_launch *sim_now;    // the launch in progress, NULL between launches
+extern const struct sim_launch *sim_now; // the launch in progress, NULL between launches
 
 // ---- launch.c -----------------------------------------------------------------------------------
 
 // Ends the launch with an error, in one line, and never returns. From a CUDA thread only: sim_fail
 // blames the one that runs, sim_fail_at another of its block.
-_Noreturn void sim_fail_at(const struct thread *, const char *format, ...) __attribute__((format(printf, 2, 3)));
+_Noreturn void sim_fail_at(const struct thread *, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 // "<what>, thread (…) of block (…)"
 void sim_blame(const struct thread *, const char *what, char *out, size_t size);
 #define sim_fail(...) sim_fail_at(sim_worker->self, __VA_ARGS__)
-bool sim_fast(void);                                 // --fast: bytes only
-bool sim_block_fenced(uint32_t block);               // has it called __threadfence() in this launch?
+bool sim_fast(void);                   // --fast: bytes only
+bool sim_block_fenced(uint32_t block); // has it called __threadfence() in this launch?
 void sim_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 // "(flash<64, 64>)" as LAUNCH was given it -> "flash<64, 64>".
 void sim_kernel_name(const char *text, char *out, size_t size);
@@ -161,20 +162,20 @@ struct buffer {
     size_t size;
     char name[24];
     bool live;
-    bool input;                  // written by the host: a kernel may only read it
-    uint8_t *written;            // per 4 bytes, a bit for each byte that holds a value
-    struct cell *cell;           // per 4 bytes: who touched it in this launch (detect.c)
+    bool input;        // written by the host: a kernel may only read it
+    uint8_t *written;  // per 4 bytes, a bit for each byte that holds a value
+    struct cell *cell; // per 4 bytes: who touched it in this launch (detect.c)
     struct traffic total;
     uint64_t distinct[SIM_KINDS];
-    uint8_t *touched;            // per sector, bit 1 << kind: in this launch
+    uint8_t *touched; // per sector, bit 1 << kind: in this launch
 };
-extern struct buffer sim_buffer[SIM_MAX_BUFFERS];    // number 0 is "no buffer"
+extern struct buffer sim_buffer[SIM_MAX_BUFFERS]; // number 0 is "no buffer"
 extern int sim_buffers;
-int sim_buffer_at(uintptr_t address);       // 0 if none
-void memory_launch_begin(void);             // clears `touched`
-void memory_launch_end(void);               // adds `touched` to `distinct`
+int sim_buffer_at(uintptr_t address); // 0 if none
+void memory_launch_begin(void);       // clears `touched`
+void memory_launch_end(void);         // adds `touched` to `distinct`
 
-const char *memory_verb(int kind);          // "load", "store", "atomic"
+const char *memory_verb(int kind); // "load", "store", "atomic"
 
 // ---- meter.c ------------------------------------------------------------------------------------
 
@@ -182,7 +183,7 @@ const char *memory_verb(int kind);          // "load", "store", "atomic"
 struct request {
     const struct warp *warp;
     const struct access *lane[32];
-    int number[32];              // which lanes they are, ascending
+    int number[32]; // which lanes they are, ascending
     int lanes;
 };
 
@@ -193,28 +194,28 @@ void meter_warp(struct worker *, struct warp *);
 
 void profile_global(struct worker *, const struct request *);
 void profile_shared(struct worker *, const struct request *, int wavefronts, int ideal);
-void profile_add(struct profile *);         // to the sums of all workers; empties this one
+void profile_add(struct profile *); // to the sums of all workers; empties this one
 void profile_forget(struct profile *);
-void profile_reset(void);                   // forgets the sums
+void profile_reset(void); // forgets the sums
 
 // ---- detect.c -----------------------------------------------------------------------------------
 
 void detect_request(struct worker *, const struct request *);
 // The lanes of `request` jumped backwards together: is somebody missing who was there last time?
 void detect_turn(struct worker *, struct warp *, const struct request *);
-size_t detect_cell_bytes(size_t bytes);            // that the cells for so many bytes of memory take
-void detect_settle(struct worker *);               // at a barrier, and at the end of a block
-struct cell *detect_new_cells(size_t bytes);       // NULL: no memory
+size_t detect_cell_bytes(size_t bytes);      // that the cells for so many bytes of memory take
+void detect_settle(struct worker *);         // at a barrier, and at the end of a block
+struct cell *detect_new_cells(size_t bytes); // NULL: no memory
 void detect_free_cells(struct cell *, size_t bytes);
-void detect_forget(struct cell *, size_t bytes);   // at the start of a launch
+void detect_forget(struct cell *, size_t bytes); // at the start of a launch
 
 // ---- faults.c -----------------------------------------------------------------------------------
 
-void faults_catch(void);                    // makes a wild pointer an error of the kernel
+void faults_catch(void); // makes a wild pointer an error of the kernel
 
 // ---- symbols.c ---------------------------------------------------------------------------------
 
-extern uintptr_t sim_load_address;          // of the executable
+extern uintptr_t sim_load_address; // of the executable
 static inline uint32_t symbols_pc(const void *return_address) {
     return (uint32_t)((uintptr_t)return_address - sim_load_address);
 }
@@ -227,8 +228,8 @@ size_t symbols_static_smem(const void *kernel);
 // A map of the TLS segment: 1 for each byte of the kernel's __shared__ arrays and of the first
 // `dynamic` bytes of smem. Valid until the next call.
 const uint8_t *symbols_shared_map(const void *kernel, size_t dynamic);
-// Which of the running kernel's __shared__ arrays is at or before this offset of the TLS segment; "": it
-// has none.
+// Which of the running kernel's __shared__ arrays is at or before this offset of the TLS segment;
+// "": it has none.
 const char *symbols_shared_name(size_t offset, size_t *start, size_t *size);
 // Code and constants of the executable: a kernel may read them.
 bool symbols_is_constant(uintptr_t address);

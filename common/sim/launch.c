@@ -15,7 +15,7 @@ enum { STACK_BYTES = 256 << 10, MAX_WORKERS = 16, MAX_BLOCK = 1024, MAX_ATTRIBUT
 const struct sim_launch *sim_now;
 
 static struct sim_options options;
-static struct sim_counts counts;             // all but the buffers, which memory.c keeps
+static struct sim_counts counts; // all but the buffers, which memory.c keeps
 static char first_error[640], first_warning[400];
 
 // The launch in progress, shared by the workers.
@@ -23,8 +23,8 @@ static struct {
     pthread_mutex_t lock;
     uint64_t next_block, blocks;
     bool failed;
-    char suspicion[600];         // of detect.c
-    uint8_t *fenced;             // a bit per block that called __threadfence(); NULL: none did
+    char suspicion[600]; // of detect.c
+    uint8_t *fenced;     // a bit per block that called __threadfence(); NULL: none did
 } grid = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 // ---- errors --------------------------------------------------------------------------------
@@ -48,7 +48,8 @@ static void keep_error(const char *message) {
 
 void sim_blame(const struct thread *t, const char *what, char *out, size_t size) {
     struct sim_dim3 i = t->idx, b = sim_worker->block_idx;
-    snprintf(out, size, "%s, thread (%u,%u,%u) of block (%u,%u,%u)", what, i.x, i.y, i.z, b.x, b.y, b.z);
+    snprintf(out, size, "%s, thread (%u,%u,%u) of block (%u,%u,%u)", what, i.x, i.y, i.z, b.x, b.y,
+             b.z);
 }
 
 _Noreturn void sim_fail_at(const struct thread *t, const char *format, ...) {
@@ -59,9 +60,10 @@ _Noreturn void sim_fail_at(const struct thread *t, const char *format, ...) {
     vsnprintf(what, sizeof what, format, arguments);
     va_end(arguments);
     sim_blame(t, what, message, sizeof message);
-    keep_error(w->suspicion[0] ? w->suspicion : message);    // a value out of nowhere may well be the cause
+    keep_error(w->suspicion[0] ? w->suspicion
+                               : message); // a value out of nowhere may well be the cause
     w->suspicion[0] = 0;
-    fiber_end(&w->self->fiber, &w->home);    // and all of the block's other fibers stay where they are
+    fiber_end(&w->self->fiber, &w->home); // and all of the block's other fibers stay where they are
 }
 
 // Says once for each place that something is allowed but unwise.
@@ -92,7 +94,9 @@ void sim_thread_fence(void) {
     pthread_mutex_unlock(&grid.lock);
 }
 
-bool sim_block_fenced(uint32_t block) { return grid.fenced && (grid.fenced[block / 8] >> block % 8 & 1); }
+bool sim_block_fenced(uint32_t block) {
+    return grid.fenced && (grid.fenced[block / 8] >> block % 8 & 1);
+}
 
 const char *sim_error(void) { return first_error; }
 
@@ -169,7 +173,8 @@ static void add_tally(struct worker *w) {
 // Blocks on other workers may still turn it into a race, so it waits for the end of the launch.
 static void keep_suspicion(struct worker *w) {
     pthread_mutex_lock(&grid.lock);
-    if (w->suspicion[0] && !grid.suspicion[0]) memcpy(grid.suspicion, w->suspicion, sizeof grid.suspicion);
+    if (w->suspicion[0] && !grid.suspicion[0])
+        memcpy(grid.suspicion, w->suspicion, sizeof grid.suspicion);
     pthread_mutex_unlock(&grid.lock);
     w->suspicion[0] = 0;
 }
@@ -179,7 +184,8 @@ static void run_worker(struct worker *w, const uint8_t *shared_owner) {
     w->profiling = options.profile;
     w->shared_owner = shared_owner;
     uint64_t block;
-    if (!make_threads(w, sim_now->block)) keep_error("no memory for the stacks of a block's threads");
+    if (!make_threads(w, sim_now->block))
+        keep_error("no memory for the stacks of a block's threads");
     while (take_block(&block)) scheduler_run_block(w, block);
     keep_suspicion(w);
     add_tally(w);
@@ -193,7 +199,9 @@ static struct {
     int threads, wanted, busy;
     uint64_t round;
     const uint8_t *shared_owner;
-} pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .go = PTHREAD_COND_INITIALIZER, .done = PTHREAD_COND_INITIALIZER};
+} pool = {.lock = PTHREAD_MUTEX_INITIALIZER,
+          .go = PTHREAD_COND_INITIALIZER,
+          .done = PTHREAD_COND_INITIALIZER};
 
 static void *pool_thread(void *number) {
     int me = (int)(intptr_t)number;
@@ -272,34 +280,43 @@ static void check_launch(const struct sim_launch *l, size_t fixed, char *why, si
     struct sim_dim3 b = l->block, g = l->grid;
     uint64_t threads = (uint64_t)b.x * b.y * b.z;
     if (!threads || !g.x || !g.y || !g.z)
-        snprintf(why, size, "an empty launch: grid (%u,%u,%u), block (%u,%u,%u)", g.x, g.y, g.z, b.x, b.y, b.z);
+        snprintf(why, size, "an empty launch: grid (%u,%u,%u), block (%u,%u,%u)", g.x, g.y, g.z,
+                 b.x, b.y, b.z);
     else if (threads > MAX_BLOCK || b.x > 1024 || b.y > 1024 || b.z > 64)
-        snprintf(why, size, "block (%u,%u,%u) has %llu threads; a block has at most 1024, and at most 64 along z",
-                 b.x, b.y, b.z, (unsigned long long)threads);
+        snprintf(
+            why, size,
+            "block (%u,%u,%u) has %llu threads; a block has at most 1024, and at most 64 along z",
+            b.x, b.y, b.z, (unsigned long long)threads);
     else if (g.x > 2147483647u || g.y > 65535 || g.z > 65535)
-        snprintf(why, size, "grid (%u,%u,%u); the limits are 2147483647, 65535 and 65535", g.x, g.y, g.z);
+        snprintf(why, size, "grid (%u,%u,%u); the limits are 2147483647, 65535 and 65535", g.x, g.y,
+                 g.z);
     else if (fixed > SIM_SMEM_STATIC_MAX)
-        snprintf(why, size, "%zu bytes of __shared__ arrays; the limit is %d (48 KB), use dynamic shared memory",
-                 fixed, SIM_SMEM_STATIC_MAX);
+        snprintf(
+            why, size,
+            "%zu bytes of __shared__ arrays; the limit is %d (48 KB), use dynamic shared memory",
+            fixed, SIM_SMEM_STATIC_MAX);
     else if (fixed + l->dynamic_smem > smem_limit())
         snprintf(why, size, "%zu bytes of shared memory (%zu of them dynamic); a block may use %zu",
                  fixed + l->dynamic_smem, l->dynamic_smem, smem_limit());
     else if (l->dynamic_smem > allowed_dynamic(l->function, fixed))
-        snprintf(why, size,
-                 "%zu bytes of dynamic shared memory, %zu allowed; call cudaFuncSetAttribute(kernel, "
-                 "cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) first",
-                 l->dynamic_smem, allowed_dynamic(l->function, fixed));
+        snprintf(
+            why, size,
+            "%zu bytes of dynamic shared memory, %zu allowed; call cudaFuncSetAttribute(kernel, "
+            "cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) first",
+            l->dynamic_smem, allowed_dynamic(l->function, fixed));
 }
 
 static void count_launch(const struct sim_launch *l, size_t fixed) {
     if (counts.launch_names < 64)
-        sim_kernel_name(l->kernel, counts.launch_name[counts.launch_names++], sizeof counts.launch_name[0]);
+        sim_kernel_name(l->kernel, counts.launch_name[counts.launch_names++],
+                        sizeof counts.launch_name[0]);
     counts.launches++;
-    if (fixed + l->dynamic_smem > counts.smem_per_block) counts.smem_per_block = fixed + l->dynamic_smem;
+    if (fixed + l->dynamic_smem > counts.smem_per_block)
+        counts.smem_per_block = fixed + l->dynamic_smem;
 }
 
 void sim_launch(const struct sim_launch *l) {
-    if (first_error[0]) return;    // as on a GPU: the error stays until somebody asks for it
+    if (first_error[0]) return; // as on a GPU: the error stays until somebody asks for it
     sim_now = l;
     grid.failed = false;
     grid.suspicion[0] = 0;
@@ -308,7 +325,8 @@ void sim_launch(const struct sim_launch *l) {
     check_launch(l, fixed, why, sizeof why);
     if (why[0]) {
         char message[520];
-        snprintf(message, sizeof message, "cannot launch at %s:%d: %s", l->place.file, l->place.line, why);
+        snprintf(message, sizeof message, "cannot launch at %s:%d: %s", l->place.file,
+                 l->place.line, why);
         keep_error(message);
     } else {
         count_launch(l, fixed);

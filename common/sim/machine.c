@@ -12,8 +12,9 @@ static bool fast, profiling;
 // The shape of an H200, so that a kernel makes the same choices here as there.
 enum { H200_SM = 90, H200_SM_COUNT = 132 };
 
-bool machine_open(const struct machine_options *options, struct machine *out, char *why, size_t why_size) {
-    (void)why, (void)why_size;    // there is always a CPU
+bool machine_open(const struct machine_options *options, struct machine *out, char *why,
+                  size_t why_size) {
+    (void)why, (void)why_size; // there is always a CPU
     fast = options->fast;
     profiling = options->profile;
     sim_reset(&(struct sim_options){.fast = fast});
@@ -22,7 +23,8 @@ bool machine_open(const struct machine_options *options, struct machine *out, ch
                             .sm = H200_SM,
                             .sm_count = H200_SM_COUNT,
                             .smem = SIM_SMEM_MAX,
-                            .memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 10 * 9};
+                            .memory = (uint64_t)sysconf(_SC_PHYS_PAGES) *
+                                      (uint64_t)sysconf(_SC_PAGESIZE) / 10 * 9};
     return true;
 }
 
@@ -63,8 +65,9 @@ static void add_buffer(struct measurement *m, const struct sim_buffer_counts *c)
 }
 
 void machine_run(const struct machine_work *work, struct measurement *out) {
-    struct sim_options options = {.fast = fast, .profile = profiling, .smem_limit = work->problem->smem};
-    static struct sim_counts counts;    // large, and only one pass runs at a time
+    struct sim_options options = {
+        .fast = fast, .profile = profiling, .smem_limit = work->problem->smem};
+    static struct sim_counts counts; // large, and only one pass runs at a time
     *out = (struct measurement){0};
     sim_reset(&options);
     work->run(work->problem, work->tensors);
@@ -97,20 +100,23 @@ double machine_peak_flops(enum attn_dtype dtype) {
 
 double machine_peak_bandwidth(void) { return 0; }
 
-bool machine_oracle_forward(const struct attn_problem *p, const float *Q, const float *K, const float *V,
-                            double *O, double *LSE, float *base_O, float *base_LSE, double *max_logit) {
-    (void)p, (void)Q, (void)K, (void)V, (void)O, (void)LSE, (void)base_O, (void)base_LSE, (void)max_logit;
-    return false;    // the C oracle is faster than any simulation
+bool machine_oracle_forward(const struct attn_problem *p, const float *Q, const float *K,
+                            const float *V, double *O, double *LSE, float *base_O, float *base_LSE,
+                            double *max_logit) {
+    (void)p, (void)Q, (void)K, (void)V, (void)O, (void)LSE, (void)base_O, (void)base_LSE,
+        (void)max_logit;
+    return false; // the C oracle is faster than any simulation
 }
 
 bool machine_oracle_backward(const struct attn_problem *p, const struct inputs *in, const double *O,
-                             const double *LSE, double *dQ, double *dK, double *dV, double *max_dP) {
+                             const double *LSE, double *dQ, double *dK, double *dV,
+                             double *max_dP) {
     (void)p, (void)in, (void)O, (void)LSE, (void)dQ, (void)dK, (void)dV, (void)max_dP;
     return false;
 }
 
-bool machine_baseline_backward(const struct attn_problem *p, const struct inputs *in, const float *O,
-                               const float *LSE, float *dQ, float *dK, float *dV) {
+bool machine_baseline_backward(const struct attn_problem *p, const struct inputs *in,
+                               const float *O, const float *LSE, float *dQ, float *dK, float *dV) {
     (void)p, (void)in, (void)O, (void)LSE, (void)dQ, (void)dK, (void)dV;
     return false;
 }

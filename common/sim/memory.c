@@ -16,12 +16,12 @@
 
 // HBM is handed out in granules of 64 KB, with at least one unused granule after every buffer, so
 // that running off the end of one does not land in the next.
-#define HBM_MOST ((size_t)1 << 38)    // of addresses; pages are real only once touched
+#define HBM_MOST ((size_t)1 << 38) // of addresses; pages are real only once touched
 enum { GRANULE = 64 << 10, NULL_PAGE = 64 << 10 };
 
-static uintptr_t hbm;                                // where the range starts; 0: not mapped yet
+static uintptr_t hbm; // where the range starts; 0: not mapped yet
 static size_t hbm_bytes;
-static uint8_t granule_owner[HBM_MOST / GRANULE];    // number of the buffer, 0 for none
+static uint8_t granule_owner[HBM_MOST / GRANULE]; // number of the buffer, 0 for none
 struct buffer sim_buffer[SIM_MAX_BUFFERS];
 int sim_buffers = 1;
 
@@ -32,7 +32,8 @@ static uint8_t *owner_of(uintptr_t address) { return &granule_owner[(address - h
 // Addresses cost nothing, but a limit on them may be set (ulimit -v): then take what there is.
 static bool map_hbm(void) {
     for (size_t bytes = HBM_MOST; !hbm && bytes >= GRANULE; bytes /= 2) {
-        void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (p == MAP_FAILED) continue;
         hbm = (uintptr_t)p;
         hbm_bytes = bytes;
@@ -65,7 +66,8 @@ static bool enough_memory(size_t bytes, bool cells) {
     size_t used = 0, all = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
     for (int b = 1; b < sim_buffers; b++)
         if (sim_buffer[b].live) used += real_size(sim_buffer[b].size, sim_buffer[b].cell != NULL);
-    return bytes <= all && used + real_size(bytes, cells) <= all / 10 * 9;    // never drive the machine into swapping
+    return bytes <= all &&
+           used + real_size(bytes, cells) <= all / 10 * 9; // never drive the machine into swapping
 }
 
 void *sim_alloc(const char *name, size_t bytes) {
@@ -92,7 +94,7 @@ void *sim_alloc(const char *name, size_t bytes) {
 
 void sim_poison(void *p) {
     struct buffer *b = &sim_buffer[sim_buffer_at((uintptr_t)p)];
-    memset((void *)b->start, 0xff, b->size);    // NaN in every type that we use
+    memset((void *)b->start, 0xff, b->size); // NaN in every type that we use
     memset(b->written, 0, b->size / 4 + 1);
 }
 
@@ -101,7 +103,7 @@ void sim_set_written(void *p, bool input) {
     memset(b->written, 0xf, b->size / 4 + 1);
     b->input = input;
     if (!input) return;
-    detect_free_cells(b->cell, b->size);    // what nobody writes, nobody races on
+    detect_free_cells(b->cell, b->size); // what nobody writes, nobody races on
     b->cell = NULL;
 }
 
@@ -118,7 +120,9 @@ void sim_free(void *p) {
     *b = (struct buffer){0};
 }
 
-int sim_buffer_at(uintptr_t address) { return hbm && address - hbm < hbm_bytes ? *owner_of(address) : 0; }
+int sim_buffer_at(uintptr_t address) {
+    return hbm && address - hbm < hbm_bytes ? *owner_of(address) : 0;
+}
 
 void memory_launch_begin(void) {
     for (int b = 1; b < sim_buffers; b++)
@@ -131,7 +135,8 @@ void memory_launch_begin(void) {
 void memory_launch_end(void) {
     for (int b = 1; b < sim_buffers; b++)
         for (size_t s = 0; sim_buffer[b].live && s <= sim_buffer[b].size / 32; s++)
-            for (int k = 0; k < SIM_KINDS; k++) sim_buffer[b].distinct[k] += sim_buffer[b].touched[s] >> k & 1;
+            for (int k = 0; k < SIM_KINDS; k++)
+                sim_buffer[b].distinct[k] += sim_buffer[b].touched[s] >> k & 1;
 }
 
 // ---- what can be wrong with an address -------------------------------------------------------
@@ -145,7 +150,9 @@ static struct buffer *nearest_buffer(uintptr_t a) {
     size_t distance = SIZE_MAX;
     for (int i = 1; i < sim_buffers; i++) {
         struct buffer *b = &sim_buffer[i];
-        size_t d = a < b->start ? b->start - a : a - b->start < b->size ? 0 : a - b->start - b->size;
+        size_t d = a < b->start             ? b->start - a
+                   : a - b->start < b->size ? 0
+                                            : a - b->start - b->size;
         if (b->live && d < distance) best = b, distance = d;
     }
     return best;
@@ -153,12 +160,14 @@ static struct buffer *nearest_buffer(uintptr_t a) {
 
 static _Noreturn void fail_global(uintptr_t a, unsigned size, int kind, uint32_t pc) {
     struct buffer *b = nearest_buffer(a);
-    if (!b) sim_fail("out of bounds: %s of %u bytes where no buffer is, at %s", memory_verb(kind), size, symbols_place(pc));
+    if (!b)
+        sim_fail("out of bounds: %s of %u bytes where no buffer is, at %s", memory_verb(kind), size,
+                 symbols_place(pc));
     if (a < b->start)
-        sim_fail("out of bounds: %s of %u bytes, %zu bytes before the start of %s, at %s", memory_verb(kind), size,
-                 (size_t)(b->start - a), b->name, symbols_place(pc));
-    sim_fail("out of bounds: %s of %u bytes, %zu bytes after the start of %s, which has %zu, at %s", memory_verb(kind),
-             size, (size_t)(a - b->start), b->name, b->size, symbols_place(pc));
+        sim_fail("out of bounds: %s of %u bytes, %zu bytes before the start of %s, at %s",
+                 memory_verb(kind), size, (size_t)(b->start - a), b->name, symbols_place(pc));
+    sim_fail("out of bounds: %s of %u bytes, %zu bytes after the start of %s, which has %zu, at %s",
+             memory_verb(kind), size, (size_t)(a - b->start), b->name, b->size, symbols_place(pc));
 }
 
 static bool is_mapped(uintptr_t a) {
@@ -166,36 +175,43 @@ static bool is_mapped(uintptr_t a) {
     return mincore((void *)(a / 4096 * 4096), 1, &in_core) == 0;
 }
 
-static _Noreturn void fail_shared(struct worker *w, uintptr_t a, unsigned size, int kind, uint32_t pc) {
+static _Noreturn void fail_shared(struct worker *w, uintptr_t a, unsigned size, int kind,
+                                  uint32_t pc) {
     size_t start, bytes, offset = a - w->shared_base;
     const char *name = symbols_shared_name(offset, &start, &bytes);
     if (!name[0])
-        sim_fail("out of bounds: %s of %u bytes of shared memory, and this kernel has none, at %s (a __shared__ array "
+        sim_fail("out of bounds: %s of %u bytes of shared memory, and this kernel has none, at %s "
+                 "(a __shared__ array "
                  "must be declared in the kernel itself)",
                  memory_verb(kind), size, symbols_place(pc));
     bool before = (intptr_t)offset < (intptr_t)start;
-    sim_fail("out of bounds: %s of %u bytes of shared memory, %zu bytes %s the start of %s, which has %zu, at %s",
-             memory_verb(kind), size, before ? start - offset : offset - start, before ? "before" : "after", name, bytes,
-             symbols_place(pc));
+    sim_fail("out of bounds: %s of %u bytes of shared memory, %zu bytes %s the start of %s, which "
+             "has %zu, at %s",
+             memory_verb(kind), size, before ? start - offset : offset - start,
+             before ? "before" : "after", name, bytes, symbols_place(pc));
 }
 
-// What is neither HBM nor shared memory should be the thread's own stack, a constant of the program, or
-// the kernel's arguments. Anything else is the host's, and no GPU could reach it.
+// What is neither HBM nor shared memory should be the thread's own stack, a constant of the
+// program, or the kernel's arguments. Anything else is the host's, and no GPU could reach it.
 static void check_private(struct worker *w, uintptr_t a, unsigned size, int kind, uint32_t pc) {
     const struct fiber *f = &w->self->fiber;
     if (a - (uintptr_t)f->stack < f->mapped) return;
-    if (a - (uintptr_t)sim_now->arguments < sim_now->argument_bytes || (kind == SIM_LOAD && symbols_is_constant(a))) return;
+    if (a - (uintptr_t)sim_now->arguments < sim_now->argument_bytes ||
+        (kind == SIM_LOAD && symbols_is_constant(a)))
+        return;
     if (a < NULL_PAGE)
-        sim_fail("null pointer: %s of %u bytes at address %zu, at %s", memory_verb(kind), size, (size_t)a, symbols_place(pc));
+        sim_fail("null pointer: %s of %u bytes at address %zu, at %s", memory_verb(kind), size,
+                 (size_t)a, symbols_place(pc));
     if (a - w->stack_base < w->stack_bytes) fail_shared(w, a, size, kind, pc);
     if (is_mapped(a))
-        sim_fail("host memory: %s of %u bytes at %s; a kernel can only reach buffers of the device, and its own arguments",
+        sim_fail("host memory: %s of %u bytes at %s; a kernel can only reach buffers of the "
+                 "device, and its own arguments",
                  memory_verb(kind), size, symbols_place(pc));
-}    // not mapped: the access itself will fault, see faults.c
+} // not mapped: the access itself will fault, see faults.c
 
 static _Noreturn void fail_misaligned(uintptr_t a, unsigned size, int kind, uint32_t pc) {
-    sim_fail("misaligned: %s of %u bytes at an address that is %u modulo %u, at %s", memory_verb(kind), size,
-             (unsigned)(a % size), size, symbols_place(pc));
+    sim_fail("misaligned: %s of %u bytes at an address that is %u modulo %u, at %s",
+             memory_verb(kind), size, (unsigned)(a % size), size, symbols_place(pc));
 }
 
 // ---- the hooks ---------------------------------------------------------------------------------
@@ -208,14 +224,16 @@ static __attribute__((noinline)) void log_to_full(struct access a) {
 }
 
 ALWAYS_INLINE void log_access(struct thread *t, struct access a) {
-    if (t->log_next == t->log_end) log_to_full(a);
-    else *t->log_next++ = a;
+    if (t->log_next == t->log_end)
+        log_to_full(a);
+    else
+        *t->log_next++ = a;
 }
 
 // The heart of it: called for each access of each CUDA thread, so every instruction here counts.
 ALWAYS_INLINE void see(uintptr_t a, unsigned size, int kind, const void *return_address) {
     struct worker *w = sim_worker;
-    if (!w) return;    // the host's code in a .cu file
+    if (!w) return; // the host's code in a .cu file
     uint32_t pc = symbols_pc(return_address);
     enum space space;
     if (a - hbm < hbm_bytes) {
@@ -233,7 +251,9 @@ ALWAYS_INLINE void see(uintptr_t a, unsigned size, int kind, const void *return_
         return;
     }
     if (a & (size - 1)) fail_misaligned(a, size, kind, pc);
-    if (!w->fast) log_access(w->self, (struct access){a, pc, (uint8_t)size, (uint8_t)kind, (uint8_t)space, w->self->part_syncs});
+    if (!w->fast)
+        log_access(w->self, (struct access){a, pc, (uint8_t)size, (uint8_t)kind, (uint8_t)space,
+                                            w->self->part_syncs});
 }
 
 // A copy of a whole struct. The GPU would move it in pieces of at most 16 bytes, too.
@@ -249,14 +269,16 @@ static void see_range(uintptr_t a, size_t bytes, int kind, const void *return_ad
 
 #define HERE __builtin_return_address(0)
 #define ADDRESS (uintptr_t) p
-#define HOOKS(n)                                                                                         \
-    void __tsan_read##n(void *p) { see(ADDRESS, n, SIM_LOAD, HERE); }                                    \
-    void __tsan_write##n(void *p) { see(ADDRESS, n, SIM_STORE, HERE); }                                  \
-    void __tsan_unaligned_read##n(void *p) { see(ADDRESS, n, SIM_LOAD, HERE); }                          \
-    void __tsan_unaligned_write##n(void *p) { see(ADDRESS, n, SIM_STORE, HERE); }                        \
-    void __tsan_volatile_read##n(void *p) { see(ADDRESS, n, SIM_LOAD, HERE); }                           \
-    void __tsan_volatile_write##n(void *p) { see(ADDRESS, n, SIM_STORE, HERE); }                         \
-    void __tsan_read_write##n(void *p) { see(ADDRESS, n, SIM_LOAD, HERE), see(ADDRESS, n, SIM_STORE, HERE); }
+#define HOOKS(n)                                                                                   \
+    void __tsan_read##n(void *p) { see(ADDRESS, n, SIM_LOAD, HERE); }                              \
+    void __tsan_write##n(void *p) { see(ADDRESS, n, SIM_STORE, HERE); }                            \
+    void __tsan_unaligned_read##n(void *p) { see(ADDRESS, n, SIM_LOAD, HERE); }                    \
+    void __tsan_unaligned_write##n(void *p) { see(ADDRESS, n, SIM_STORE, HERE); }                  \
+    void __tsan_volatile_read##n(void *p) { see(ADDRESS, n, SIM_LOAD, HERE); }                     \
+    void __tsan_volatile_write##n(void *p) { see(ADDRESS, n, SIM_STORE, HERE); }                   \
+    void __tsan_read_write##n(void *p) {                                                           \
+        see(ADDRESS, n, SIM_LOAD, HERE), see(ADDRESS, n, SIM_STORE, HERE);                         \
+    }
 
 // The compilers' names; nobody declares them for us.
 #pragma GCC diagnostic push
@@ -305,18 +327,18 @@ void __sanitizer_cov_trace_pc(void) {
 // ---- atomics -----------------------------------------------------------------------------------
 
 // Blocks run on several OS threads, so these are real atomics; for floats by compare-and-swap.
-#define ATOMIC_ADD(name, type, bits_type)                                                                \
-    type name(type *p, type value) {                                                                     \
-        see((uintptr_t)p, sizeof(type), SIM_ATOMIC, HERE);                                               \
-        bits_type *word = (bits_type *)p, old = __atomic_load_n(word, __ATOMIC_RELAXED), new_bits;       \
-        type sum, before;                                                                                \
-        do {                                                                                             \
-            memcpy(&before, &old, sizeof before);                                                        \
-            sum = before + value;                                                                        \
-            memcpy(&new_bits, &sum, sizeof sum);                                                         \
-        } while (!__atomic_compare_exchange_n(word, &old, new_bits, true, __ATOMIC_RELAXED,              \
-                                              __ATOMIC_RELAXED));                                        \
-        return before;                                                                                   \
+#define ATOMIC_ADD(name, type, bits_type)                                                          \
+    type name(type *p, type value) {                                                               \
+        see((uintptr_t)p, sizeof(type), SIM_ATOMIC, HERE);                                         \
+        bits_type *word = (bits_type *)p, old = __atomic_load_n(word, __ATOMIC_RELAXED), new_bits; \
+        type sum, before;                                                                          \
+        do {                                                                                       \
+            memcpy(&before, &old, sizeof before);                                                  \
+            sum = before + value;                                                                  \
+            memcpy(&new_bits, &sum, sizeof sum);                                                   \
+        } while (!__atomic_compare_exchange_n(word, &old, new_bits, true, __ATOMIC_RELAXED,        \
+                                              __ATOMIC_RELAXED));                                  \
+        return before;                                                                             \
     }
 ATOMIC_ADD(sim_atomic_add_f32, float, uint32_t)
 ATOMIC_ADD(sim_atomic_add_f64, double, uint64_t)

@@ -15,7 +15,7 @@
 
 // ---- global memory: sectors --------------------------------------------------------------------
 
-enum { MAX_SECTORS = 64 };       // 32 lanes; an aligned access of 16 bytes or less touches one
+enum { MAX_SECTORS = 64 }; // 32 lanes; an aligned access of 16 bytes or less touches one
 
 // Adds a sector to the set; most requests walk upwards, so look at the end first.
 static int add_sector(uint64_t *set, int n, uint64_t sector) {
@@ -36,7 +36,8 @@ static void count_sector(struct worker *w, uint64_t sector, int kind) {
     struct buffer *buffer = &sim_buffer[b];
     w->tally.buffer[b].sectors[kind]++;
     uint8_t *touched = &buffer->touched[sector - buffer->start / 32], bit = (uint8_t)(1 << kind);
-    if (!(__atomic_load_n(touched, __ATOMIC_RELAXED) & bit)) __atomic_fetch_or(touched, bit, __ATOMIC_RELAXED);
+    if (!(__atomic_load_n(touched, __ATOMIC_RELAXED) & bit))
+        __atomic_fetch_or(touched, bit, __ATOMIC_RELAXED);
 }
 
 static void count_global(struct worker *w, const struct request *r) {
@@ -58,7 +59,8 @@ static int group_wavefronts(const struct request *r, int first, int last) {
     uint8_t words[32] = {0};
     int worst = 1;
     for (int i = first; i < last; i++) {
-        uint64_t from = r->lane[i]->address / 4, to = (r->lane[i]->address + r->lane[i]->size - 1) / 4;
+        uint64_t from = r->lane[i]->address / 4,
+                 to = (r->lane[i]->address + r->lane[i]->size - 1) / 4;
         for (uint64_t a = from; a <= to; a++) {
             int bank = a % 32, k = words[bank] - 1;
             while (k >= 0 && word[bank][k] != a) k--;
@@ -73,7 +75,8 @@ static int group_wavefronts(const struct request *r, int first, int last) {
 static void count_shared(struct worker *w, const struct request *r) {
     int size = r->lane[0]->size, group = 128 / (size < 4 ? 4 : size), wavefronts = 0, groups = 0;
     for (int first = 0, last; first < r->lanes; first = last) {
-        for (last = first; last < r->lanes && r->number[last] / group == r->number[first] / group;) last++;
+        for (last = first; last < r->lanes && r->number[last] / group == r->number[first] / group;)
+            last++;
         wavefronts += group_wavefronts(r, first, last);
         groups++;
     }
@@ -94,7 +97,8 @@ static void count_request(struct worker *w, struct warp *warp, const struct requ
     if (r->lane[0]->space == GLOBAL) {
         w->global_requests++;
         count_global(w, r);
-    } else count_shared(w, r);
+    } else
+        count_shared(w, r);
 }
 
 // Where all lanes' logs stand. Each ends with an entry of pc END_OF_LOG, the largest.
@@ -129,7 +133,8 @@ static struct heads start(struct warp *warp) {
     return h;
 }
 
-// Is a log used up whose lane has more to come? Then nobody knows which of the next accesses is first.
+// Is a log used up whose lane has more to come? Then nobody knows which of the next accesses is
+// first.
 static bool must_stop(const struct heads *h, const struct warp *warp) {
     for (int i = 0; i < h->lanes; i++)
         if (warp->lane[i]->log_full && h->next[i] == warp->lane[i]->log_next) return true;

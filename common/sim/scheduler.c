@@ -13,18 +13,28 @@
 
 _Thread_local struct worker *sim_worker;
 
-struct sim_dim3 sim_thread_idx(void) { return sim_worker->self->idx; }
-struct sim_dim3 sim_block_idx(void) { return sim_worker->block_idx; }
-struct sim_dim3 sim_block_dim(void) { return sim_now->block; }
-struct sim_dim3 sim_grid_dim(void) { return sim_now->grid; }
+struct sim_dim3 sim_thread_idx(void) {
+    return sim_worker->self->idx;
+}
+struct sim_dim3 sim_block_idx(void) {
+    return sim_worker->block_idx;
+}
+struct sim_dim3 sim_block_dim(void) {
+    return sim_now->block;
+}
+struct sim_dim3 sim_grid_dim(void) {
+    return sim_now->grid;
+}
 int sim_lane(void) { return sim_worker->self->lane; }
 
 // ---- who runs next ---------------------------------------------------------------------------
 
 static void push(struct queue *q, struct thread *t) {
     t->next = NULL;
-    if (q->last) q->last->next = t;
-    else q->first = t;
+    if (q->last)
+        q->last->next = t;
+    else
+        q->first = t;
     q->last = t;
 }
 
@@ -58,8 +68,9 @@ static void describe_waiting(struct worker *w, char *out, size_t size) {
             earlier += here && k < i;
         }
         if (earlier || used >= size) continue;
-        used += (size_t)snprintf(out + used, size - used, "%s%d wait%s in %s at %s:%d", used ? ", " : "",
-                                 same, same == 1 ? "s" : "", t->waits_for, t->where.file, t->where.line);
+        used += (size_t)snprintf(out + used, size - used, "%s%d wait%s in %s at %s:%d",
+                                 used ? ", " : "", same, same == 1 ? "s" : "", t->waits_for,
+                                 t->where.file, t->where.line);
     }
     if (exited && used < size) snprintf(out + used, size - used, ", %d have exited", exited);
 }
@@ -78,14 +89,16 @@ static _Noreturn void fail_deadlock(struct worker *w) {
     struct barrier *b = &w->barrier;
     struct meeting *m = unfinished_meeting(w);
     if (b->arrived)
-        sim_fail("divergent barrier: not all %d threads of the block reach %s at %s:%d (%s); a barrier "
-                 "must not stand in a branch or behind a return that only some threads take (newer GPUs "
-                 "excuse threads that have exited; do not rely on it)",
-                 w->threads, b->what, b->where.file, b->where.line, who);
+        sim_fail(
+            "divergent barrier: not all %d threads of the block reach %s at %s:%d (%s); a barrier "
+            "must not stand in a branch or behind a return that only some threads take (newer GPUs "
+            "excuse threads that have exited; do not rely on it)",
+            w->threads, b->what, b->where.file, b->where.line, who);
     if (m)
-        sim_fail("lanes missing: %s at %s:%d waits for lanes 0x%08x of mask 0x%08x (%s); every lane in "
-                 "the mask must call it",
-                 m->what, m->where.file, m->where.line, m->mask & ~m->arrived, m->mask, who);
+        sim_fail(
+            "lanes missing: %s at %s:%d waits for lanes 0x%08x of mask 0x%08x (%s); every lane in "
+            "the mask must call it",
+            m->what, m->where.file, m->where.line, m->mask & ~m->arrived, m->mask, who);
     sim_fail("deadlock: no thread of the block can go on (%s)", who);
 }
 
@@ -102,8 +115,8 @@ static void run_others(struct worker *w) {
     if (next != me) fiber_switch_to(&me->fiber, &next->fiber);
 }
 
-// One lane comes to rest. When it was the last of its warp, the warp's accesses are complete up to a common
-// point and can be put together; lanes that waited for room in their logs go on.
+// One lane comes to rest. When it was the last of its warp, the warp's accesses are complete up to
+// a common point and can be put together; lanes that waited for room in their logs go on.
 static void come_to_rest(struct worker *w, struct thread *t) {
     struct warp *warp = t->warp;
     if (--warp->running) return;
@@ -140,14 +153,15 @@ int sim_block_barrier(int predicate, const char *what, struct sim_place where) {
         b->what = what;
         b->where = where;
     } else if (b->where.line != where.line || strcmp(b->what, what)) {
-        sim_fail("divergent barrier: one part of the block waits in %s at %s:%d, another comes to %s at %s:%d",
+        sim_fail("divergent barrier: one part of the block waits in %s at %s:%d, another comes to "
+                 "%s at %s:%d",
                  b->what, b->where.file, b->where.line, what, where.file, where.line);
     }
     b->votes += predicate != 0;
     if (b->arrived < w->threads) {
         push(&b->waiting, w->self);
         wait_for(w, what, where);
-        return b->result;    // nobody can complete the next barrier before this thread joins it
+        return b->result; // nobody can complete the next barrier before this thread joins it
     }
     come_to_rest(w, w->self);
     w->self->warp->running++;
@@ -195,12 +209,13 @@ void sim_warp_collective(uint32_t mask, sim_warp_op op, void *mine, const char *
     struct worker *w = sim_worker;
     struct thread *me = w->self;
     struct warp *warp = me->warp;
-    if (warp->size < 32) mask &= (1u << warp->size) - 1;   // a block's last warp may be short
+    if (warp->size < 32) mask &= (1u << warp->size) - 1; // a block's last warp may be short
     if (!(mask >> me->lane & 1))
         sim_fail("lane %d calls %s at %s:%d with mask 0x%08x, which leaves it out", me->lane, what,
                  where.file, where.line, mask);
     struct meeting *m = find_meeting(warp, mask);
-    if (!m->arrived) *m = (struct meeting){.mask = mask, .op = op, .what = what, .where = where};
+    if (!m->arrived)
+        *m = (struct meeting){.mask = mask, .op = op, .what = what, .where = where};
     else if (m->op != op || strcmp(m->what, what))
         sim_fail("lanes of one warp meet in two different collectives: %s at %s:%d and %s at %s:%d",
                  m->what, m->where.file, m->where.line, what, where.file, where.line);
@@ -212,8 +227,10 @@ void sim_warp_collective(uint32_t mask, sim_warp_op op, void *mine, const char *
     }
     come_to_rest(w, me);
     warp->running++;
-    if (op) run_collective(w, warp, m);
-    else order_accesses(w, warp, mask);
+    if (op)
+        run_collective(w, warp, m);
+    else
+        order_accesses(w, warp, mask);
     m->arrived = 0;
     for (int i = 0; i < warp->size; i++)
         if ((mask >> i & 1) && warp->lane[i] != me) make_ready(warp->lane[i]);
@@ -263,4 +280,3 @@ void scheduler_run_block(struct worker *w, uint64_t number) {
     fiber_switch_to(&w->home, &w->self->fiber);
     w->self = NULL;
 }
-

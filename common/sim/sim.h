@@ -41,7 +41,8 @@ int sim_block_barrier(int predicate, const char *what, struct sim_place);
 // The lanes in `mask` meet; the last to come runs `op` over what each brought (args[lane], NULL
 // for a lane that is not in the mask), then all go on. Every warp-wide operation is this.
 typedef void (*sim_warp_op)(void *const args[32], uint32_t mask);
-void sim_warp_collective(uint32_t mask, sim_warp_op op, void *mine, const char *what, struct sim_place);
+void sim_warp_collective(uint32_t mask, sim_warp_op op, void *mine, const char *what,
+                         struct sim_place);
 
 // __threadfence(): what this block has written so far may be known to others.
 void sim_thread_fence(void);
@@ -54,13 +55,13 @@ uint64_t sim_atomic_add_u64(uint64_t *address, uint64_t value);
 // ---- called by the host side of a .cu file, through cuda.h ----------------------------------
 
 struct sim_launch {
-    const char *kernel;          // as written in LAUNCH
-    const void *function;        // its address: the key for its attributes and its static memory
-    void (*body)(void *);        // calls the kernel with the arguments in `arguments`
+    const char *kernel;   // as written in LAUNCH
+    const void *function; // its address: the key for its attributes and its static memory
+    void (*body)(void *); // calls the kernel with the arguments in `arguments`
     void *arguments;
     size_t argument_bytes;
     struct sim_dim3 grid, block;
-    size_t dynamic_smem;         // bytes
+    size_t dynamic_smem; // bytes
     struct sim_place place;
 };
 void sim_launch(const struct sim_launch *);
@@ -71,19 +72,20 @@ int sim_allow_dynamic_smem(const void *function, int bytes);
 // ---- called by the harness and the tests ----------------------------------------------------
 
 struct sim_options {
-    bool fast;                   // count bytes only: no sectors, no conflicts, no distinct
-    bool profile;                // count for each source line, for sim_profile
-    int workers;                 // OS threads; 0: one for each processor
-    size_t smem_limit;           // most shared memory of a block; 0: 227 KB, as on sm_90
+    bool fast;         // count bytes only: no sectors, no conflicts, no distinct
+    bool profile;      // count for each source line, for sim_profile
+    int workers;       // OS threads; 0: one for each processor
+    size_t smem_limit; // most shared memory of a block; 0: 227 KB, as on sm_90
 };
 
 enum { SIM_SMEM_MAX = 227 << 10, SIM_SMEM_STATIC_MAX = 48 << 10, SIM_MAX_BUFFERS = 128 };
 enum sim_kind { SIM_LOAD, SIM_STORE, SIM_ATOMIC, SIM_KINDS };
 
-// HBM: named buffers, 256-byte aligned, filled with NaN, with forbidden gaps between them. NULL: no memory left.
+// HBM: named buffers, 256-byte aligned, filled with NaN, with forbidden gaps between them. NULL: no
+// memory left.
 void *sim_alloc(const char *name, size_t bytes);
 void sim_free(void *);
-void sim_poison(void *);         // NaN again, as if nobody had written the buffer
+void sim_poison(void *); // NaN again, as if nobody had written the buffer
 // The buffer holds what the host has put there; `input`: kernels may only read it.
 void sim_set_written(void *, bool input);
 
@@ -98,17 +100,17 @@ const char *sim_warning(void);
 struct sim_buffer_counts {
     char name[24];
     size_t size;
-    uint64_t bytes[SIM_KINDS];       // what threads asked for
-    uint64_t sectors[SIM_KINDS];     // 32-byte sectors, once per warp request
-    uint64_t distinct[SIM_KINDS];    // different sectors, once per launch, summed over launches
+    uint64_t bytes[SIM_KINDS];    // what threads asked for
+    uint64_t sectors[SIM_KINDS];  // 32-byte sectors, once per warp request
+    uint64_t distinct[SIM_KINDS]; // different sectors, once per launch, summed over launches
 };
 
 struct sim_counts {
     int launches;
-    size_t smem_per_block;           // static + dynamic, the largest launch
-    uint64_t accesses;               // by single threads, global and shared
+    size_t smem_per_block; // static + dynamic, the largest launch
+    uint64_t accesses;     // by single threads, global and shared
     uint64_t shared_bytes[SIM_KINDS];
-    uint64_t wavefronts, ideal_wavefronts;   // shared memory: conflicts are the difference
+    uint64_t wavefronts, ideal_wavefronts; // shared memory: conflicts are the difference
     int buffers;
     struct sim_buffer_counts buffer[SIM_MAX_BUFFERS];
     int launch_names;

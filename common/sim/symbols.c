@@ -23,7 +23,7 @@ _Alignas(1024) _Thread_local unsigned char smem[SIM_SMEM_MAX];
 static struct {
     const Elf64_Sym *first, *end;
     const char *names;
-} table;                         // of /proc/self/exe; empty when it was stripped
+} table; // of /proc/self/exe; empty when it was stripped
 uintptr_t sim_load_address;
 static size_t tls_bytes, constants_end;
 
@@ -46,9 +46,10 @@ static int find_program(struct dl_phdr_info *info, size_t size, void *unused) {
     for (int i = 0; i < info->dlpi_phnum; i++) {
         const Elf64_Phdr *segment = &info->dlpi_phdr[i];
         if (segment->p_type == PT_TLS) tls_bytes = segment->p_memsz;
-        if (segment->p_type == PT_LOAD && !(segment->p_flags & PF_W)) constants_end = segment->p_vaddr + segment->p_memsz;
+        if (segment->p_type == PT_LOAD && !(segment->p_flags & PF_W))
+            constants_end = segment->p_vaddr + segment->p_memsz;
     }
-    return 1;    // the executable comes first; stop there
+    return 1; // the executable comes first; stop there
 }
 
 bool symbols_is_constant(uintptr_t address) { return address - sim_load_address < constants_end; }
@@ -66,7 +67,7 @@ __attribute__((constructor)) static void read_executable(void) {
 
 static int find_segment(struct dl_phdr_info *info, size_t size, void *base) {
     (void)size;
-    *(uintptr_t *)base = (uintptr_t)info->dlpi_tls_data;    // the calling thread's copy
+    *(uintptr_t *)base = (uintptr_t)info->dlpi_tls_data; // the calling thread's copy
     return 1;
 }
 
@@ -88,7 +89,8 @@ static const char *name_of(const Elf64_Sym *s) { return table.names + s->st_name
 static const char *function_name(const void *function) {
     uintptr_t offset = (uintptr_t)function - sim_load_address;
     for (const Elf64_Sym *s = table.first; s < table.end; s++)
-        if (ELF64_ST_TYPE(s->st_info) == STT_FUNC && s->st_value == offset && !strncmp(name_of(s), "_Z", 2))
+        if (ELF64_ST_TYPE(s->st_info) == STT_FUNC && s->st_value == offset &&
+            !strncmp(name_of(s), "_Z", 2))
             return name_of(s);
     return "";
 }
@@ -102,7 +104,7 @@ static bool declared_in(const Elf64_Sym *s, const char *kernel) {
 }
 
 size_t symbols_static_smem(const void *kernel) {
-    static const void *last_kernel;    // asked twice at each launch, and launches repeat
+    static const void *last_kernel; // asked twice at each launch, and launches repeat
     static size_t last_bytes;
     if (kernel == last_kernel) return last_bytes;
     const char *name = function_name(kernel);
@@ -125,7 +127,7 @@ const uint8_t *symbols_shared_map(const void *kernel, size_t dynamic) {
     static size_t last_dynamic;
     if (map && kernel == last_kernel && dynamic == last_dynamic) return map;
     if (!map) map = malloc(tls_bytes + 16);
-    memset(map, table.first == NULL, tls_bytes + 16);    // a stripped program: allow everything
+    memset(map, table.first == NULL, tls_bytes + 16); // a stripped program: allow everything
     const char *name = function_name(kernel);
     for (const Elf64_Sym *s = table.first; s < table.end; s++)
         if (declared_in(s, name)) memset(map + s->st_value, 1, s->st_size);
@@ -143,14 +145,16 @@ static const char *array_name(const char *mangled) {
     return mangled;
 }
 
-// The kernel's own array (or smem) that begins last before `offset`; past the end of all, the nearest.
+// The kernel's own array (or smem) that begins last before `offset`; past the end of all, the
+// nearest.
 const char *symbols_shared_name(size_t offset, size_t *start, size_t *size) {
     const char *kernel = function_name(sim_now->function);
     const Elf64_Sym *best = NULL, *dynamic = find_smem();
     for (const Elf64_Sym *s = table.first; s < table.end; s++) {
         bool own = (s == dynamic && sim_now->dynamic_smem) || declared_in(s, kernel);
-        bool better = best && (s->st_value <= offset ? best->st_value > offset || s->st_value > best->st_value
-                                                     : s->st_value < best->st_value && best->st_value > offset);
+        bool better = best && (s->st_value <= offset
+                                   ? best->st_value > offset || s->st_value > best->st_value
+                                   : s->st_value < best->st_value && best->st_value > offset);
         if (own && (!best || better)) best = s;
     }
     *start = best ? best->st_value : 0;
@@ -174,7 +178,7 @@ static FILE *start_addr2line(const uint32_t *pc, int count) {
     FILE *text = open_memstream(&command, &size);
     if (!text) return NULL;
     fprintf(text, "addr2line -a -i -e /proc/%d/exe", (int)getpid());
-    for (int i = 0; i < count; i++) fprintf(text, " 0x%x", pc[i] - 1);    // in the call, not after it
+    for (int i = 0; i < count; i++) fprintf(text, " 0x%x", pc[i] - 1); // in the call, not after it
     fprintf(text, " 2>/dev/null");
     fclose(text);
     FILE *f = popen(command, "r");
@@ -193,7 +197,8 @@ void symbols_places(const uint32_t *pc, int count, struct place *out) {
     for (int k = 0; k < count; k++) out[k].text[0] = 0;
     FILE *f = count ? start_addr2line(pc, count) : NULL;
     while (f && fgets(line, sizeof line, f)) {
-        if (!strncmp(line, "0x", 2)) i++;
+        if (!strncmp(line, "0x", 2))
+            i++;
         else if (i >= 0 && i < count && (!out[i].text[0] || in_simulator(out[i].text)))
             memcpy(out[i].text, line, sizeof line);
     }

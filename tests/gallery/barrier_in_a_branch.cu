@@ -16,7 +16,8 @@ __global__ void faulty(const float *in, float *out) {
 
 static void launch_faulty(const float *in, float *out) { LAUNCH(faulty, 1, 128, 0, in, out); }
 
-// ---- the correct twin: find the fault above first ------------------------------------------------
+// ---- the correct twin: find the fault above first
+// ------------------------------------------------
 
 __global__ void correct(const float *in, float *out) {
     __shared__ float tile[100];
@@ -31,4 +32,4 @@ static float expected(const float *in, int i) { return in[99 - i]; }
 
 GALLERY(barrier_in_a_branch, "a barrier that only some threads reach", 100, expected);
 
-}    // namespace barrier_in_a_branch
+} // namespace barrier_in_a_branch

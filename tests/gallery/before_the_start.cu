@@ -11,7 +11,8 @@ __global__ void faulty(const float *in, float *out) {
 
 static void launch_faulty(const float *in, float *out) { LAUNCH(faulty, 1, 256, 0, in, out); }
 
-// ---- the correct twin: find the fault above first ------------------------------------------------
+// ---- the correct twin: find the fault above first
+// ------------------------------------------------
 
 __global__ void correct(const float *in, float *out) {
     int i = threadIdx.x;
@@ -23,4 +24,4 @@ static float expected(const float *in, int i) { return in[i] + (i > 0 ? in[i - 1
 
 GALLERY(before_the_start, "a stencil reads to the left of element 0", 256, expected);
 
-}    // namespace before_the_start
+} // namespace before_the_start

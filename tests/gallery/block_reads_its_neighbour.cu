@@ -13,7 +13,8 @@ __global__ void faulty(const float *in, float *out) {
 
 static void launch_faulty(const float *in, float *out) { LAUNCH(faulty, 4, 64, 0, in, out); }
 
-// ---- the correct twin: find the fault above first ------------------------------------------------
+// ---- the correct twin: find the fault above first
+// ------------------------------------------------
 
 // Blocks run in any order, perhaps one after the other. What orders them is the end of a launch.
 __global__ void twice(const float *in, float *out) {
@@ -25,9 +26,13 @@ __global__ void correct(float *out) {
     out[i] = out[512 + i] + (i > 0 ? out[512 + i - 1] : 0);
 }
 
-static void launch_correct(const float *in, float *out) { LAUNCH(twice, 4, 64, 0, in, out); LAUNCH(correct, 4, 64, 0, out); }
+static void launch_correct(const float *in, float *out) {
+    LAUNCH(twice, 4, 64, 0, in, out);
+    LAUNCH(correct, 4, 64, 0, out);
+}
 static float expected(const float *in, int i) { return 2 * in[i] + (i > 0 ? 2 * in[i - 1] : 0); }
 
-GALLERY(block_reads_its_neighbour, "a block reads what another block of the same launch writes", 256, expected);
+GALLERY(block_reads_its_neighbour, "a block reads what another block of the same launch writes",
+        256, expected);
 
-}    // namespace block_reads_its_neighbour
+} // namespace block_reads_its_neighbour

@@ -16,7 +16,8 @@ bool gallery_add(const struct gallery_entry *e) {
         abort();
     }
     int at = count++;
-    for (; at > 0 && strcmp(entries[at - 1]->name, e->name) > 0; at--) entries[at] = entries[at - 1];
+    for (; at > 0 && strcmp(entries[at - 1]->name, e->name) > 0; at--)
+        entries[at] = entries[at - 1];
     entries[at] = e;
     return true;
 }

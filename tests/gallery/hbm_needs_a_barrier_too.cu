@@ -12,7 +12,8 @@ __global__ void faulty(const float *in, float *out) {
 
 static void launch_faulty(const float *in, float *out) { LAUNCH(faulty, 1, 64, 0, in, out); }
 
-// ---- the correct twin: find the fault above first ------------------------------------------------
+// ---- the correct twin: find the fault above first
+// ------------------------------------------------
 
 __global__ void correct(const float *in, float *out) {
     int t = threadIdx.x;
@@ -24,6 +25,7 @@ __global__ void correct(const float *in, float *out) {
 static void launch_correct(const float *in, float *out) { LAUNCH(correct, 1, 64, 0, in, out); }
 static float expected(const float *in, int i) { return in[(i + 32) % 64] + 1; }
 
-GALLERY(hbm_needs_a_barrier_too, "threads of a block exchange through HBM without a barrier", 64, expected);
+GALLERY(hbm_needs_a_barrier_too, "threads of a block exchange through HBM without a barrier", 64,
+        expected);
 
-}    // namespace hbm_needs_a_barrier_too
+} // namespace hbm_needs_a_barrier_too

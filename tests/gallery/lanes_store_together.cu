@@ -11,7 +11,8 @@ __global__ void faulty(const float *in, float *out) {
 
 static void launch_faulty(const float *in, float *out) { LAUNCH(faulty, 1, 32, 0, in, out); }
 
-// ---- the correct twin: find the fault above first ------------------------------------------------
+// ---- the correct twin: find the fault above first
+// ------------------------------------------------
 
 __global__ void correct(const float *in, float *out) {
     int lane = threadIdx.x;
@@ -24,4 +25,4 @@ static float expected(const float *, int i) { return i == 0 ? 30.f : 0; }
 
 GALLERY(lanes_store_together, "several lanes store to one place in one instruction", 1, expected);
 
-}    // namespace lanes_store_together
+} // namespace lanes_store_together

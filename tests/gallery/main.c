@@ -7,7 +7,8 @@
 #include <string.h>
 
 static void run(void (*launch)(const float *, float *)) {
-    float *in = sim_alloc("in", GALLERY_N * sizeof *in), *out = sim_alloc("out", GALLERY_N * sizeof *out);
+    float *in = sim_alloc("in", GALLERY_N * sizeof *in),
+          *out = sim_alloc("out", GALLERY_N * sizeof *out);
     for (int i = 0; i < GALLERY_N; i++) in[i] = (float)i;
     sim_set_written(in, true);
     sim_reset(&(struct sim_options){0});
@@ -16,9 +17,12 @@ static void run(void (*launch)(const float *, float *)) {
 }
 
 static void say(const char *which) {
-    if (sim_error()[0]) printf("  %-8s %s\n", which, sim_error());
-    else if (sim_warning()[0]) printf("  %-8s warning: %s\n", which, sim_warning());
-    else printf("  %-8s nothing found\n", which);
+    if (sim_error()[0])
+        printf("  %-8s %s\n", which, sim_error());
+    else if (sim_warning()[0])
+        printf("  %-8s warning: %s\n", which, sim_warning());
+    else
+        printf("  %-8s nothing found\n", which);
 }
 
 static int show(const char *name) {
@@ -38,6 +42,7 @@ static int show(const char *name) {
 
 int main(int argc, char **argv) {
     if (argc > 1) return show(argv[1]);
-    for (int i = 0; i < gallery_count(); i++) printf("%-24s %s\n", gallery_at(i)->name, gallery_at(i)->title);
+    for (int i = 0; i < gallery_count(); i++)
+        printf("%-24s %s\n", gallery_at(i)->name, gallery_at(i)->title);
     return 0;
 }

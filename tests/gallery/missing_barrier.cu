@@ -13,7 +13,8 @@ __global__ void faulty(const float *in, float *out) {
 
 static void launch_faulty(const float *in, float *out) { LAUNCH(faulty, 1, 256, 0, in, out); }
 
-// ---- the correct twin: find the fault above first ------------------------------------------------
+// ---- the correct twin: find the fault above first
+// ------------------------------------------------
 
 __global__ void correct(const float *in, float *out) {
     __shared__ float tile[256];
@@ -28,4 +29,4 @@ static float expected(const float *in, int i) { return in[255 - i]; }
 
 GALLERY(missing_barrier, "a tile is read before it is complete", 256, expected);
 
-}    // namespace missing_barrier
+} // namespace missing_barrier

@@ -11,7 +11,8 @@ __global__ void faulty(const float *in, float *out) {
 
 static void launch_faulty(const float *in, float *out) { LAUNCH(faulty, 1, 32, 0, in, out); }
 
-// ---- the correct twin: find the fault above first ------------------------------------------------
+// ---- the correct twin: find the fault above first
+// ------------------------------------------------
 
 __global__ void correct(const float *in, float *out) {
     int lane = threadIdx.x;
@@ -23,4 +24,4 @@ static float expected(const float *in, int i) { return in[i] + in[i ^ 1]; }
 
 GALLERY(not_in_the_mask, "a lane calls a shuffle whose mask leaves it out", 32, expected);
 
-}    // namespace not_in_the_mask
+} // namespace not_in_the_mask

@@ -16,7 +16,8 @@ __global__ void faulty(const float *in, float *out) {
 
 static void launch_faulty(const float *in, float *out) { LAUNCH(faulty, 1, 64, 0, in, out); }
 
-// ---- the correct twin: find the fault above first ------------------------------------------------
+// ---- the correct twin: find the fault above first
+// ------------------------------------------------
 
 __global__ void correct(const float *in, float *out) {
     __shared__ float tile[64];
@@ -32,6 +33,7 @@ __global__ void correct(const float *in, float *out) {
 static void launch_correct(const float *in, float *out) { LAUNCH(correct, 1, 64, 0, in, out); }
 static float expected(const float *in, int i) { return in[i / 64 * 64 + 63 - i % 64]; }
 
-GALLERY(overwritten_too_early, "the next tile overwrites one that is still being read", 256, expected);
+GALLERY(overwritten_too_early, "the next tile overwrites one that is still being read", 256,
+        expected);
 
-}    // namespace overwritten_too_early
+} // namespace overwritten_too_early

@@ -13,7 +13,8 @@ __global__ void faulty(const float *in, float *out, int n) {
 
 static void launch_faulty(const float *in, float *out) { LAUNCH(faulty, 1, 32, 0, in, out, 1000); }
 
-// ---- the correct twin: find the fault above first ------------------------------------------------
+// ---- the correct twin: find the fault above first
+// ------------------------------------------------
 
 // Right in both forms; but nvcc may unroll the one above so that lanes of a warp load in different
 // turns, and what was one request becomes two.
@@ -27,9 +28,15 @@ __global__ void correct(const float *in, float *out, int n) {
     out[lane] = sum;
 }
 
-static void launch_correct(const float *in, float *out) { LAUNCH(correct, 1, 32, 0, in, out, 1000); }
-static float expected(const float *in, int i) { float sum = 0; for (int k = i; k < 1000; k += 32) sum += in[k]; return sum; }
+static void launch_correct(const float *in, float *out) {
+    LAUNCH(correct, 1, 32, 0, in, out, 1000);
+}
+static float expected(const float *in, int i) {
+    float sum = 0;
+    for (int k = i; k < 1000; k += 32) sum += in[k];
+    return sum;
+}
 
 GALLERY(ragged_loop, "lanes of a warp make different numbers of turns", 32, expected);
 
-}    // namespace ragged_loop
+} // namespace ragged_loop

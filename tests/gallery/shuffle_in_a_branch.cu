@@ -15,7 +15,8 @@ __global__ void faulty(const float *in, float *out, int n) {
 
 static void launch_faulty(const float *in, float *out) { LAUNCH(faulty, 1, 32, 0, in, out, 20); }
 
-// ---- the correct twin: find the fault above first ------------------------------------------------
+// ---- the correct twin: find the fault above first
+// ------------------------------------------------
 
 __global__ void correct(const float *in, float *out, int n) {
     int lane = threadIdx.x;
@@ -29,4 +30,4 @@ static float expected(const float *, int i) { return i < 20 ? 190.f : 0; }
 
 GALLERY(shuffle_in_a_branch, "a shuffle names lanes that do not call it", 20, expected);
 
-}    // namespace shuffle_in_a_branch
+} // namespace shuffle_in_a_branch

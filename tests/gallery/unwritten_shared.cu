@@ -16,7 +16,8 @@ __global__ void faulty(const float *in, float *out, int n) {
 
 static void launch_faulty(const float *in, float *out) { LAUNCH(faulty, 1, 128, 0, in, out, 100); }
 
-// ---- the correct twin: find the fault above first ------------------------------------------------
+// ---- the correct twin: find the fault above first
+// ------------------------------------------------
 
 __global__ void correct(const float *in, float *out, int n) {
     __shared__ float tile[128];
@@ -28,9 +29,11 @@ __global__ void correct(const float *in, float *out, int n) {
     out[t] = sum;
 }
 
-static void launch_correct(const float *in, float *out) { LAUNCH(correct, 1, 128, 0, in, out, 100); }
+static void launch_correct(const float *in, float *out) {
+    LAUNCH(correct, 1, 128, 0, in, out, 100);
+}
 static float expected(const float *, int i) { return i >= 0 ? 4950.f : 0; }
 
 GALLERY(unwritten_shared, "a part of the tile is never filled", 128, expected);
 
-}    // namespace unwritten_shared
+} // namespace unwritten_shared

@@ -13,7 +13,8 @@ __global__ void faulty(const float *in, float *out) {
 
 static void launch_faulty(const float *in, float *out) { LAUNCH(faulty, 1, 64, 0, in, out); }
 
-// ---- the correct twin: find the fault above first ------------------------------------------------
+// ---- the correct twin: find the fault above first
+// ------------------------------------------------
 
 __global__ void correct(const float *in, float *out) {
     int t = threadIdx.x;
@@ -25,6 +26,7 @@ __global__ void correct(const float *in, float *out) {
 static void launch_correct(const float *in, float *out) { LAUNCH(correct, 1, 64, 0, in, out); }
 static float expected(const float *in, int i) { return in[i]; }
 
-GALLERY(waiting_for_each_other, "half a warp waits in one place, the other half in another", 64, expected);
+GALLERY(waiting_for_each_other, "half a warp waits in one place, the other half in another", 64,
+        expected);
 
-}    // namespace waiting_for_each_other
+} // namespace waiting_for_each_other

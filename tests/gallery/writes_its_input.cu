@@ -13,7 +13,8 @@ __global__ void faulty(const float *in, float *out) {
 
 static void launch_faulty(const float *in, float *out) { LAUNCH(faulty, 1, 256, 0, in, out); }
 
-// ---- the correct twin: find the fault above first ------------------------------------------------
+// ---- the correct twin: find the fault above first
+// ------------------------------------------------
 
 __global__ void correct(const float *in, float *out) {
     int t = threadIdx.x;
@@ -25,4 +26,4 @@ static float expected(const float *in, int i) { return in[i] / 2; }
 
 GALLERY(writes_its_input, "an input is normalised where it stands", 256, expected);
 
-}    // namespace writes_its_input
+} // namespace writes_its_input
