@@ -38,10 +38,11 @@ IS_CLANG := $(findstring clang,$(shell $(CXX) --version 2>/dev/null))
 
 # How kernels are compiled for the simulator: so that each access and each basic block calls a hook
 # (common/sim/memory.c), and so that the code stays in the order of the source.
-SIM_gcc    := -O1 -fno-tree-loop-im -fno-thread-jumps -fno-extern-tls-init -fno-reorder-blocks --param tsan-instrument-func-entry-exit=0 \
+SIM_gcc    := -O1 -fno-tree-loop-im -fno-thread-jumps -fno-tree-dominator-opts -fno-extern-tls-init -fno-reorder-blocks --param tsan-instrument-func-entry-exit=0 \
               -fsanitize-coverage=trace-pc
 SIM_clang  := -O1 -fno-vectorize -fno-slp-vectorize -mllvm -disable-vector-combine \
               -mllvm -disable-loop-idiom-all -mllvm -licm-mssa-optimization-cap=0 \
+              -mllvm -simplifycfg-max-small-block-size=0 \
               -mllvm -tsan-instrument-read-before-write \
               -mllvm -tsan-instrument-func-entry-exit=0 -fsanitize-coverage=trace-pc,no-prune
 SIM_CXXFLAGS := -x c++ -std=c++20 -g -fsanitize=thread $(if $(IS_CLANG),$(SIM_clang),$(SIM_gcc)) \

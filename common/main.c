@@ -34,8 +34,7 @@ static int finish(int status) {
     return complain(EXIT_CANNOT, "cannot write the output; is the disk full?");
 }
 
-// ---- what can be run
-// -------------------------------------------------------------------------------------
+// ---- what can be run ----------------------------------------------------------------------------
 
 static void list_kernels(void) {
     printf("%-20s %-16s %-16s %s\n", "step", "kernel", "types", "idea");
@@ -62,8 +61,7 @@ static enum attn_dtype first_dtype(const struct attn_kernel *k) {
     return (enum attn_dtype)t;
 }
 
-// ---- folders for --dump
-// ----------------------------------------------------------------------------------
+// ---- folders for --dump -------------------------------------------------------------------------
 
 static bool make_folder(const char *path, char *why, size_t why_size) {
     struct stat s;
@@ -84,8 +82,7 @@ static bool dump_folder(const struct options *o, const struct attn_kernel *k, ch
     return make_folder(o->dump, why, why_size) && make_folder(out, why, why_size);
 }
 
-// ---- one input through all kernels
-// -----------------------------------------------------------------------
+// ---- one input through all kernels --------------------------------------------------------------
 
 struct session {
     const struct options *options;
@@ -168,8 +165,7 @@ static int run_all(struct session *s) {
     return s->wrong ? EXIT_WRONG : EXIT_RIGHT;
 }
 
-// ---- main
-// --------------------------------------------------------------------------------------------------
+// ---- main ---------------------------------------------------------------------------------------
 
 static void join_words(int argc, char **argv, char *out, size_t size) {
     size_t used = 0;

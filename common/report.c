@@ -20,8 +20,7 @@
 
 static const char *const pass_name[] = {[ATTN_FORWARD] = "forward", [ATTN_BACKWARD] = "backward"};
 
-// ---- words and numbers
-// ---------------------------------------------------------------------------
+// ---- words and numbers --------------------------------------------------------------------------
 
 // "1.28 GB": three digits, decimal units. Several results can stand in one printf.
 static const char *bytes_text(double bytes) {
@@ -66,8 +65,7 @@ static const char *outcome_text(const struct result *r) {
     }
 }
 
-// ---- the table
-// -------------------------------------------------------------------------------------
+// ---- the table ----------------------------------------------------------------------------------
 
 static void print_title(struct reporter *to, const struct result *r) {
     const struct attn_problem *p = &r->prepared->problem;
@@ -155,8 +153,7 @@ static void print_row(const struct reporter *to, const struct result *r) {
     if (m->note[0]) printf("    note: %s\n", m->note);
 }
 
-// ---- the numbers explained, for one kernel
-// -----------------------------------------------------------
+// ---- the numbers explained, for one kernel ------------------------------------------------------
 
 static void print_traffic(const char *label, const struct attn_traffic *t, const char *meaning) {
     printf("  %-11s%18" PRIu64 "%18" PRIu64 "%16" PRIu64 "   %s\n", label, t->load + t->tma_load,
@@ -213,8 +210,7 @@ static void print_detail(const struct reporter *to, const struct result *r) {
                r->check[i].tensor, r->check[i].error, 100 * r->check[i].of_bar);
 }
 
-// ---- CSV
-// -----------------------------------------------------------------------------------------------
+// ---- CSV ----------------------------------------------------------------------------------------
 
 void csv_text(const char *text) {
     putchar('"');
@@ -326,8 +322,7 @@ static void csv_row(const struct reporter *to, const struct result *r) {
     putchar('\n');
 }
 
-// ---- --profile
-// -----------------------------------------------------------------------------------------
+// ---- --profile ----------------------------------------------------------------------------------
 
 static void print_profile(const struct reporter *to, const struct result *r) {
     profile_table(r->profile, r->profile_lines);
@@ -356,8 +351,7 @@ static void print_csv(struct reporter *to, const struct result *r) {
     }
 }
 
-// ---- for main.c
-// ------------------------------------------------------------------------------------------
+// ---- for main.c ---------------------------------------------------------------------------------
 
 void report_result(struct reporter *to, const struct result *r) {
     report_progress(NULL);

@@ -10,8 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ---- what a kernel writes
-// --------------------------------------------------------------------------
+// ---- what a kernel writes -----------------------------------------------------------------------
 
 // A tensor that a pass computes: where it is, its right answer, its file.
 struct output {
@@ -110,8 +109,7 @@ static void release(struct run *run) {
     for (int i = 0; i < run->buffers; i++) machine_free(run->device.buffer[i]);
 }
 
-// ---- running
-// ---------------------------------------------------------------------------------------
+// ---- running ------------------------------------------------------------------------------------
 
 // Everything that the pass must write holds NaN before it runs: what it forgets, shows.
 static void poison(struct run *run, unsigned pass) {
@@ -179,8 +177,7 @@ static bool set_up_backward(struct run *run, struct result *r) {
     return true;
 }
 
-// ---- checking
-// --------------------------------------------------------------------------------------
+// ---- checking -----------------------------------------------------------------------------------
 
 static bool same_traffic(const struct attn_traffic *a, const struct attn_traffic *b) {
     return a->load == b->load && a->store == b->store && a->atomic == b->atomic &&
@@ -262,8 +259,7 @@ static bool check_outputs(const struct run *run, struct result *r) {
     return right;
 }
 
-// ---- .npy files
-// ------------------------------------------------------------------------------------
+// ---- .npy files ---------------------------------------------------------------------------------
 
 static bool dump_tensor(const struct run *run, const char *name, const struct output *shape,
                         const float *values, struct result *r) {
@@ -283,8 +279,7 @@ static bool dump_all(const struct run *run, struct result *r) {
     return ok;
 }
 
-// ---- one pass, and both
-// ------------------------------------------------------------------------------
+// ---- one pass, and both -------------------------------------------------------------------------
 
 // Fills in why not, when this kernel cannot run this pass of the problem on this machine.
 static bool can_run(const struct attn_kernel *k, const struct attn_problem *p, struct result *r) {

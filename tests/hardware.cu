@@ -8,8 +8,7 @@
 
 namespace hardware {
 
-// ---- naive: S and P in one buffer, N x N, one head, d = 64
-// ---------------------------------------
+// ---- naive: S and P in one buffer, N x N, one head, d = 64 --------------------------------------
 
 __global__ void scores(const float *Q, const float *K, float *S, int N, int d, float scale) {
     int i = blockIdx.y * blockDim.y + threadIdx.y, j = blockIdx.x * blockDim.x + threadIdx.x;
@@ -38,8 +37,7 @@ __global__ void weighted_sum(const float *P, const float *V, float *O, int N, in
     O[i * d + c] = o;
 }
 
-// ---- flash: one block per T query rows, K and V in tiles of T keys
-// ---------------------------------
+// ---- flash: one block per T query rows, K and V in tiles of T keys ------------------------------
 
 constexpr int D = 64, Threads = 256, Side = 16; // the block is 16 x 16 threads
 constexpr int Pitch = D + 4;                    // of Q and K rows in shared memory

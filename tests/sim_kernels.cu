@@ -11,8 +11,7 @@
 
 namespace sim_kernels {
 
-// ---- what a thread is told about itself
-// ----------------------------------------------------------
+// ---- what a thread is told about itself ---------------------------------------------------------
 
 __global__ void indices(float *out) {
     unsigned block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
@@ -20,8 +19,7 @@ __global__ void indices(float *out) {
     out[block * (blockDim.x * blockDim.y * blockDim.z) + thread] = 1000.f * block + thread;
 }
 
-// ---- counting
-// --------------------------------------------------------------------------------------
+// ---- counting -----------------------------------------------------------------------------------
 
 __global__ void copy4(const float *a, float *b) { b[threadIdx.x] = a[threadIdx.x]; }
 __global__ void copy16(const float *a, float *b) {
@@ -73,8 +71,7 @@ __global__ void branching(const float *a, float *b) {
     b[lane] = x + a[lane + 64];
 }
 
-// ---- what a profile tells apart
-// ----------------------------------------------------------------------
+// ---- what a profile tells apart -----------------------------------------------------------------
 
 // Two buffers in one expression, and one of them twice.
 __global__ void three_loads(const float *a, const float *b, float *c) {
@@ -112,8 +109,7 @@ __device__ inline float helped(const float *a) {
 __global__ void first_caller(const float *a, float *b) { b[threadIdx.x] = helped(a); }
 __global__ void second_caller(const float *a, float *b) { b[threadIdx.x] = 2 * helped(a); }
 
-// ---- shared memory
-// -----------------------------------------------------------------------------------
+// ---- shared memory ------------------------------------------------------------------------------
 
 // All of smem's first 1200 words hold a value, without conflicts.
 __device__ inline float *filled_words() {
@@ -162,8 +158,7 @@ __global__ void touch_dynamic(float *b, int n) {
     }
 }
 
-// ---- collectives
-// ---------------------------------------------------------------------------------------
+// ---- collectives --------------------------------------------------------------------------------
 
 __global__ void shuffles(float *b) {
     int lane = threadIdx.x;
@@ -205,8 +200,7 @@ __global__ void integer_atomics(float *b) {
     b[threadIdx.x] = count;
 }
 
-// ---- faults
-// ----------------------------------------------------------------------------------------------
+// ---- faults -------------------------------------------------------------------------------------
 
 __global__ void past_the_end(float *a, int n) {
     a[blockIdx.x * blockDim.x + threadIdx.x + n] = 1; //! past_the_end
@@ -272,9 +266,19 @@ __global__ void reset_races_with_atomic(float *b) {
     __syncthreads();
     b[threadIdx.x] = sum;
 }
+// Warp 1 adds again while warp 0 still reads the sum of the turn before.
+__global__ void read_races_with_atomic(float *b) {
+    __shared__ float sum;
+    if (threadIdx.x == 0) sum = 0;
+    __syncthreads();
+    for (int turn = 0; turn < 2; turn++) {
+        if (threadIdx.x >= 32) atomicAdd(&sum, 1.f); //! read_races_with_atomic
+        __syncthreads();
+        if (threadIdx.x < 32) b[threadIdx.x] = sum;
+    }
+}
 
-// ---- right, and close to something wrong: nobody may be accused
-// ------------------------------------------
+// ---- right, and close to something wrong: nobody may be accused ---------------------------------
 
 // A warp updates its own numbers in place between meetings.
 __global__ void update_in_place(const float *a, float *b) {
@@ -300,6 +304,28 @@ __global__ void running_value(const float *a, float *b) {
         __syncwarp();
         b[lane] = m;
     }
+}
+// One lane sets to zero, then all lanes of the warp add.
+__global__ void zero_then_add(const float *a, float *b) {
+    __shared__ float sum;
+    int lane = threadIdx.x;
+    if (lane == 0) sum = 0;
+    __syncwarp();
+    atomicAdd(&sum, a[lane]);
+    __syncwarp();
+    b[lane] = sum;
+}
+// A pair is read whole by one lane and by halves by another, who own the halves.
+__global__ void mixed_widths(float *b) {
+    __shared__ __align__(4) __half tile[64];
+    int t = threadIdx.x;
+    tile[t] = __float2half(t);
+    __syncthreads();
+    __half2 both = reinterpret_cast<__half2 *>(tile)[t / 2];
+    __syncthreads();
+    tile[t] = __float2half(2 * __half2float(tile[t]));
+    __syncthreads();
+    b[t] = __half2float(both.x) + __half2float(tile[63 - t]);
 }
 // Neighbours own the halves of a word.
 __global__ void halves_in_place(float *b) {
@@ -434,6 +460,9 @@ static const struct {
     {"divide_by_zero", [](A x) { LAUNCH(divide_by_zero, 1, 32, 0, x.b, -3); }},
     {"own_name", [](A x) { LAUNCH(own_name, 1, 32, 0, x.b); }},
     {"reset_races_with_atomic", [](A x) { LAUNCH(reset_races_with_atomic, 1, 64, 0, x.b); }},
+    {"read_races_with_atomic", [](A x) { LAUNCH(read_races_with_atomic, 1, 64, 0, x.b); }},
+    {"zero_then_add", [](A x) { LAUNCH(zero_then_add, 1, 32, 0, x.a, x.b); }},
+    {"mixed_widths", [](A x) { LAUNCH(mixed_widths, 1, 64, 0, x.b); }},
     {"update_in_place", [](A x) { LAUNCH(update_in_place, 1, 32, 0, x.a, x.b); }},
     {"running_value", [](A x) { LAUNCH(running_value, 1, 32, 0, x.a, x.b); }},
     {"halves_in_place", [](A x) { LAUNCH(halves_in_place, 1, 64, 0, x.b); }},

@@ -15,8 +15,7 @@ static void open_machine(void) {
 
 TestSuite(kernels, .init = open_machine);
 
-// ---- shapes and inputs
-// -----------------------------------------------------------------------------
+// ---- shapes and inputs --------------------------------------------------------------------------
 
 static const struct {
     int q, k;
@@ -82,8 +81,7 @@ Test(kernels, the_chosen_cases_cover_every_pair) {
         }
 }
 
-// ---- every kernel
-// --------------------------------------------------------------------------------------
+// ---- every kernel -------------------------------------------------------------------------------
 
 static const char *shape_text(const struct attn_problem *p) {
     static char text[160];

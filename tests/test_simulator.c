@@ -43,8 +43,7 @@ static const struct sim_buffer_counts *of(const char *name) {
 
 TestSuite(simulator, .init = setup);
 
-// ---- threads
-// -------------------------------------------------------------------------------------
+// ---- threads ------------------------------------------------------------------------------------
 
 Test(simulator, every_thread_knows_its_indices) {
     run_well("indices", 0);
@@ -56,8 +55,7 @@ Test(simulator, every_thread_knows_its_indices) {
     cr_assert_str_eq(counts.launch_name[0], "indices");
 }
 
-// ---- sectors
-// -------------------------------------------------------------------------------------
+// ---- sectors ------------------------------------------------------------------------------------
 
 // Bytes that threads ask for, and sectors that the warp's request has.
 static void expect(const char *buffer, int kind, uint64_t bytes, uint64_t sectors,
@@ -161,8 +159,7 @@ Test(simulator, branches_reconverge) {
     expect("a", SIM_LOAD, 128 + 128, 12, 12);
 }
 
-// ---- shared memory
-// -------------------------------------------------------------------------------
+// ---- shared memory ------------------------------------------------------------------------------
 
 static uint64_t conflicts(const char *kernel, int n) {
     sim_reset(&(struct sim_options){0});
@@ -200,8 +197,7 @@ Test(simulator, static_and_dynamic_bytes_add_up) {
     cr_expect_eq(counts.smem_per_block, 100 * sizeof(float) + 10 * sizeof(double) + 1000);
 }
 
-// ---- collectives
-// ---------------------------------------------------------------------------------
+// ---- collectives --------------------------------------------------------------------------------
 
 Test(simulator, shuffles_as_documented) {
     run_well("shuffles", 0);
@@ -243,8 +239,7 @@ Test(simulator, atomics_in_shared_memory) {
     for (int t = 0; t < 100; t++) cr_expect_eq(b[t], 200.f);
 }
 
-// ---- limits
-// --------------------------------------------------------------------------------------
+// ---- limits -------------------------------------------------------------------------------------
 
 Test(simulator, dynamic_memory_needs_opting_in) {
     run_well("dynamic_not_allowed", 48 << 10);
@@ -265,8 +260,7 @@ Test(simulator, the_limit_can_be_lowered) {
     cr_expect(strstr(sim_error(), "a block may use 20000"), "%s", sim_error());
 }
 
-// ---- faults: one line, with the kernel, what, where, which thread
-// ---------------------------------
+// ---- faults: one line, with the kernel, what, where, which thread -------------------------------
 
 static void expect_fault(const char *kernel, int n, const char *words, const char *thread) {
     run(kernel, n);
@@ -346,11 +340,16 @@ Test(simulator, a_reset_must_come_before_the_atomics) {
                  "thread (1,0,0)");
 }
 
+Test(simulator, an_atomic_races_with_a_plain_load) {
+    expect_fault("read_races_with_atomic", 0, "race in shared memory on sum + 0", "by thread");
+    cr_expect(strstr(sim_error(), "a __syncthreads() is missing"), "%s", sim_error());
+}
+
 Test(simulator, nobody_is_accused_wrongly) {
     static const char *const innocent[] = {
         "update_in_place", "running_value", "halves_in_place", "halves_across_blocks",
         "producer_below",  "last_block",    "by_turns",        "exchange",
-        "half_warps"};
+        "half_warps", "zero_then_add", "mixed_widths"};
     for (int round = 0; round < 20; round++) // blocks meet in other orders each time
         for (unsigned i = 0; i < sizeof innocent / sizeof *innocent; i++) {
             memset(b, 0, WORDS * sizeof *b);
@@ -399,8 +398,7 @@ Test(simulator, an_error_sticks_and_later_launches_do_nothing) {
     cr_expect_eq(b[5], 5.f);
 }
 
-// ---- memory
-// ----------------------------------------------------------------------------------------
+// ---- memory -------------------------------------------------------------------------------------
 
 Test(simulator, memory_is_aligned_apart_and_reused) {
     void *p = sim_alloc("p", 1), *q = sim_alloc("q", 100000);
@@ -412,8 +410,7 @@ Test(simulator, memory_is_aligned_apart_and_reused) {
     cr_expect_null(sim_alloc("more than there is", (size_t)1 << 50));
 }
 
-// ---- --fast, and several workers
-// -------------------------------------------------------------------
+// ---- --fast, and several workers ----------------------------------------------------------------
 
 Test(simulator, fast_counts_the_same_bytes_and_no_sectors) {
     sim_reset(&(struct sim_options){.fast = true});

@@ -180,8 +180,7 @@ SIM_INLINE unsigned long long atomicAdd(unsigned long long *p, unsigned long lon
     return sim_atomic_add_u64((uint64_t *)p, v);
 }
 
-// ---- vector types: one access of 8 or 16 bytes, as on the GPU
-// ------------------------------------
+// ---- vector types: one access of 8 or 16 bytes, as on the GPU -----------------------------------
 
 // Left to itself gcc copies a struct of four floats in four accesses and clang calls memcpy; a
 // copy of the vector member is one access in both.

@@ -26,7 +26,7 @@ struct stamp {
                              // full one?
     // The cell's own, here so that it takes 32 bytes, half a cache line:
     uint32_t written : 4; // in `store`, shared memory: which bytes hold a value of this block
-    uint32_t atomic : 1;  // in `store`: it was an atomic
+    uint32_t atomic : 1;  // it was an atomic's
     uint32_t readers : 2; // in `load`: enum readers
 };
 
@@ -131,7 +131,10 @@ static const char *cause(const struct event *e, const struct stamp *other) {
     if (other->block != e->stamp.block)
         return "blocks run in any order: give each its own part, or use an atomic or a launch of "
                "its own";
-    if (other->thread / 32 == e->thread->id / 32) return "a __syncwarp() is missing between them";
+    if (other->thread / 32 == e->thread->id / 32)
+        return e->worker->warps == 1 ? "a __syncwarp() is missing between them"
+                                     : "a __syncwarp() is missing between them, or a "
+                                       "__syncthreads() if other warps take part";
     return "a __syncthreads() is missing between them: after the store, or, if the store is of a "
            "loop's next turn, "
            "after the load";
@@ -190,9 +193,9 @@ static bool loads_ordered(const struct event *now, const struct cell *c) {
 
 // How far the readers spread, now that `now` is one of them. `last` no longer matters when it is
 // certain to be over for the whole block, or for the warp that alone has read; nor when it read
-// other bytes of the word: there is room for one half's history only.
+// other bytes of the word: there is room for one part's history only.
 static enum readers readers_with(const struct event *now, const struct stamp *last) {
-    if (is_void(now, last) || !(last->bytes & now->stamp.bytes)) return ONE_READER;
+    if (is_void(now, last) || last->bytes != now->stamp.bytes) return ONE_READER;
     if (last->block != now->stamp.block || last->readers == MANY_BLOCKS) return MANY_BLOCKS;
     if (last->clock < now->worker->barrier_clock) return ONE_READER;
     if (last->readers == ONE_BLOCK || last->thread / 32 != now->stamp.thread / 32) return ONE_BLOCK;
@@ -203,18 +206,17 @@ static enum readers readers_with(const struct event *now, const struct stamp *la
 static void check_load(const struct event *e, struct cell *c) {
     check_against_store(e, c);
     enum readers readers = readers_with(e, &c->load);
-    unsigned others = readers == ONE_READER ? 0 : c->load.bytes;
     c->load = e->stamp;
     c->load.readers = readers & 3;
-    c->load.bytes |= others & 0xf;
+    c->load.atomic = e->access->kind == SIM_ATOMIC;
 }
 
 static void check_store(const struct event *e, struct cell *c) {
     check_against_store(e, c);
     bool atomic = e->access->kind == SIM_ATOMIC, old = is_void(e, &c->store);
-    bool both_atomic = c->store.atomic && atomic;
+    bool both_atomic = c->load.atomic && atomic;
     if ((c->load.bytes & e->stamp.bytes) && !both_atomic && !loads_ordered(e, c))
-        fail_race(e, &c->load, SIM_LOAD);
+        fail_race(e, &c->load, c->load.atomic ? SIM_ATOMIC : SIM_LOAD);
     // A thread's plain store and then its own atomic: the store is what others must not race with.
     bool stricter = !old && !c->store.atomic && atomic && c->store.thread == e->stamp.thread &&
                     c->store.block == e->stamp.block && c->store.clock >= e->worker->barrier_clock;
@@ -226,8 +228,7 @@ static void check_store(const struct event *e, struct cell *c) {
     settle_word(e);
 }
 
-// ---- reads of what nobody wrote
-// ------------------------------------------------------------------
+// ---- reads of what nobody wrote -----------------------------------------------------------------
 
 // When a barrier is missing, the reader may simply have come before the writer. So this is a
 // suspicion at first: if the store comes before the next barrier (in global memory: before the
@@ -255,8 +256,7 @@ void detect_settle(struct worker *w) {
     if (w->suspicion[0] && !w->suspicion_is_global) sim_fail("%s", ""); // says the suspicion
 }
 
-// ---- one request
-// -----------------------------------------------------------------------------------
+// ---- one request --------------------------------------------------------------------------------
 
 // Which of a word's four bytes lie in [from, to). Accesses of 4 bytes and more are aligned: all.
 static unsigned bytes_in_word(uint64_t word, uint64_t from, uint64_t to) {
@@ -283,8 +283,8 @@ static void check_access(struct event *e, struct cell *cells, uint64_t offset) {
             (size >= 4 ? 0xf : bytes_in_word(word, offset, offset + (unsigned)size)) & 0xf;
         e->lock = e->buffer ? lock_word(word) : NULL;
         if (kind != SIM_STORE) check_written(e, c, word);
+        if (kind != SIM_LOAD) check_store(e, c); // an atomic's store first: it meets others' loads
         if (kind != SIM_STORE) check_load(e, c);
-        if (kind != SIM_LOAD) check_store(e, c);
         if (kind != SIM_LOAD && e->buffer) e->buffer->written[word] |= e->stamp.bytes;
         unlock(e->lock);
     }
@@ -324,8 +324,7 @@ void detect_request(struct worker *w, const struct request *r) {
     }
 }
 
-// ---- loops that the lanes of a warp leave in different turns
-// ------------------------------------------
+// ---- loops that the lanes of a warp leave in different turns ------------------------------------
 
 // Inner loops end at smaller pcs than the loops around them, so the open loops form a stack: what
 // is below the present loop's end has been left for good.

@@ -11,8 +11,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-// ---- what AddressSanitizer must be told
-// ----------------------------------------------------------
+// ---- what AddressSanitizer must be told ---------------------------------------------------------
 
 // It marks what lies around the arrays of each stack frame, until the function returns, and keeps a
 // record of which stack runs. So it must hear of each switch, and of frames that never return.
@@ -42,8 +41,7 @@ static void arrived(void *kept) { (void)kept; }
 static void forget_frames(const struct fiber *f) { (void)f; }
 #endif
 
-// ---- switching
-// -----------------------------------------------------------------------------------
+// ---- switching ----------------------------------------------------------------------------------
 
 void fiber_swap_stacks(void **save, void *load);
 __asm__(".text\n"

@@ -11,8 +11,7 @@ __global__ void faulty(const float *in, float *out) {
 
 static void launch_faulty(const float *in, float *out) { LAUNCH(faulty, 1, 256, 0, in, out); }
 
-// ---- the correct twin: find the fault above first
-// ------------------------------------------------
+// ---- the correct twin: find the fault above first -----------------------------------------------
 
 __global__ void correct(const float *in, float *out) {
     int i = threadIdx.x;

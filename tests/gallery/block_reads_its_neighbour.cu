@@ -13,8 +13,7 @@ __global__ void faulty(const float *in, float *out) {
 
 static void launch_faulty(const float *in, float *out) { LAUNCH(faulty, 4, 64, 0, in, out); }
 
-// ---- the correct twin: find the fault above first
-// ------------------------------------------------
+// ---- the correct twin: find the fault above first -----------------------------------------------
 
 // Blocks run in any order, perhaps one after the other. What orders them is the end of a launch.
 __global__ void twice(const float *in, float *out) {

@@ -14,8 +14,7 @@ static void launch_faulty(const float *in, float *out) {
     LAUNCH(faulty, 4, 64, 0, in, out);
 }
 
-// ---- the correct twin: find the fault above first
-// ------------------------------------------------
+// ---- the correct twin: find the fault above first -----------------------------------------------
 
 __global__ void correct(const float *in, float *out) {
     atomicAdd(&out[threadIdx.x], in[64 * blockIdx.x + threadIdx.x]);

@@ -14,8 +14,7 @@ static void launch_faulty(const float *in, float *out) {
     LAUNCH(faulty, 1, 32, 0, in, out, 100000);
 }
 
-// ---- the correct twin: find the fault above first
-// ------------------------------------------------
+// ---- the correct twin: find the fault above first -----------------------------------------------
 
 __global__ void correct(const float *in, float *out, int n) {
     out[threadIdx.x] = in[(n - 1 - threadIdx.x) % 1024]; // nothing has to be kept

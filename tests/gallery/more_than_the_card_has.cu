@@ -17,8 +17,7 @@ static void launch_faulty(const float *in, float *out) {
     LAUNCH(faulty, 1, 256, 228 << 10, in, out);
 }
 
-// ---- the correct twin: find the fault above first
-// ------------------------------------------------
+// ---- the correct twin: find the fault above first -----------------------------------------------
 
 __global__ void correct(const float *in, float *out) {
     float *tile = reinterpret_cast<float *>(smem);

@@ -13,8 +13,7 @@ static void launch_faulty(const float *in, float *out) {
     LAUNCH(faulty, 1, 256, 0, in, nullptr, out);
 }
 
-// ---- the correct twin: find the fault above first
-// ------------------------------------------------
+// ---- the correct twin: find the fault above first -----------------------------------------------
 
 __global__ void correct(const float *in, const float *bias, float *out) {
     int t = threadIdx.x;

@@ -13,8 +13,7 @@ __global__ void faulty(const float *in, float *out, int n) {
 
 static void launch_faulty(const float *in, float *out) { LAUNCH(faulty, 1, 32, 0, in, out, 1000); }
 
-// ---- the correct twin: find the fault above first
-// ------------------------------------------------
+// ---- the correct twin: find the fault above first -----------------------------------------------
 
 // Right in both forms; but nvcc may unroll the one above so that lanes of a warp load in different
 // turns, and what was one request becomes two.

@@ -11,8 +11,7 @@ __global__ void faulty(const float *in, float *out, int n) {
 
 static void launch_faulty(const float *in, float *out) { LAUNCH(faulty, 8, 128, 0, in, out, 1000); }
 
-// ---- the correct twin: find the fault above first
-// ------------------------------------------------
+// ---- the correct twin: find the fault above first -----------------------------------------------
 
 __global__ void correct(const float *in, float *out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;

@@ -10,8 +10,7 @@ static void launch_faulty(const float *in, float *out) {
     LAUNCH(faulty, 1, dim3(64, 32), 0, in, out);
 }
 
-// ---- the correct twin: find the fault above first
-// ------------------------------------------------
+// ---- the correct twin: find the fault above first -----------------------------------------------
 
 __global__ void correct(const float *in, float *out) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;

@@ -10,8 +10,7 @@ __global__ void faulty(const float *in, float *out) {
 
 static void launch_faulty(const float *in, float *out) { LAUNCH(faulty, 4, 64, 0, in, out); }
 
-// ---- the correct twin: find the fault above first
-// ------------------------------------------------
+// ---- the correct twin: find the fault above first -----------------------------------------------
 
 __global__ void clear(float *out) { out[threadIdx.x] = 0; }
 __global__ void correct(const float *in, float *out) {

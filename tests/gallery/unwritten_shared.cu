@@ -16,8 +16,7 @@ __global__ void faulty(const float *in, float *out, int n) {
 
 static void launch_faulty(const float *in, float *out) { LAUNCH(faulty, 1, 128, 0, in, out, 100); }
 
-// ---- the correct twin: find the fault above first
-// ------------------------------------------------
+// ---- the correct twin: find the fault above first -----------------------------------------------
 
 __global__ void correct(const float *in, float *out, int n) {
     __shared__ float tile[128];

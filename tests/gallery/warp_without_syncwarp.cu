@@ -13,8 +13,7 @@ __global__ void faulty(const float *in, float *out) {
 
 static void launch_faulty(const float *in, float *out) { LAUNCH(faulty, 1, 32, 0, in, out); }
 
-// ---- the correct twin: find the fault above first
-// ------------------------------------------------
+// ---- the correct twin: find the fault above first -----------------------------------------------
 
 // Since Volta every lane has a program counter of its own: that they ran in step was never
 // promised.

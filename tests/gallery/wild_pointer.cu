@@ -13,8 +13,7 @@ static void launch_faulty(const float *in, float *out) {
     LAUNCH(faulty, 1, 256, 0, in, out, size_t(-1) << 40);
 }
 
-// ---- the correct twin: find the fault above first
-// ------------------------------------------------
+// ---- the correct twin: find the fault above first -----------------------------------------------
 
 __global__ void correct(const float *in, float *out, size_t offset) {
     int t = threadIdx.x;
