@@ -100,8 +100,8 @@ static bool passed(const struct result *r) {
 
 enum { BOTH = ATTN_FORWARD | ATTN_BACKWARD };
 
-// The passes that the kernel has of these; the backward once after its own forward, and once alone.
-// The worst outcome.
+// The passes that the kernel has of these; the backward once after its own forward, and (not in
+// every combination, which takes long enough) once alone. The worst outcome.
 static enum outcome expect_right(const struct attn_kernel *k, unsigned passes,
                                  struct attn_problem p, const struct source *source) {
     char why[300];
@@ -113,7 +113,7 @@ static enum outcome expect_right(const struct attn_kernel *k, unsigned passes,
     p.sm = machine.sm;
     p.sm_count = machine.sm_count;
     cr_assert_eq(prepare(&p, passes, source, &in, why, sizeof why), RAN_RIGHT, "%s", why);
-    for (int i = 0; i < (passes == BOTH ? 2 : 1); i++) {
+    for (int i = 0; i < (passes == BOTH && !full() ? 2 : 1); i++) {
         struct result r[2];
         int results = run_kernel(k, &in, runs[i], 1, NULL, r);
         for (int n = 0; n < results; n++) {
