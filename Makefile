@@ -190,7 +190,7 @@ test-sim: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery numpy-cases
 	$(PYTHON) notes/book.py --check
 	$(PYTHON) tests/test_book.py
 	$(PYTHON) tests/crosscheck.py $(BUILD)/sim/ladder $(BUILD)
-	BUILD=$(BUILD) $(BUILD)/sim/run_tests
+	BUILD=$(BUILD) NUMPY_CASES=$(BUILD)/numpy_cases $(BUILD)/sim/run_tests
 
 test-gpu: need-gpu
 	$(BUILD)/gpu/run_tests

@@ -128,6 +128,8 @@ def run_tests(mutant, limit):
         os.killpg(tests.pid, signal.SIGKILL)    # each test runs in a process of its own
         tests.communicate()
         return f"still running after {limit:.0f} s"
+    if tests.returncode < 0:    # a crash inside of a test leaves the program around it alive
+        raise ListError(f"{mutant.name}: the tests were ended from outside, by signal {-tests.returncode}")
     return first_complaint(output) if tests.returncode else None
 
 
