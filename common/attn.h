@@ -60,6 +60,7 @@ struct attn_buffer {
     size_t bytes;
     unsigned passes; // ATTN_FORWARD | ATTN_BACKWARD: when it is needed
     bool kept;       // written by the forward, read by the backward (step00: P)
+    bool matrix;     // holds Nq x Nk elements for each head: what FlashAttention avoids
 };
 
 // Bytes asked of HBM: whole 32-byte sectors, counted once per warp request.
@@ -79,8 +80,11 @@ struct attn_kernel {
     unsigned dtypes;              // bit 1 << dtype for each data type it computes in
     unsigned passes;              // ATTN_FORWARD | ATTN_BACKWARD
     int least_sm, exact_sm;       // runs on compute capability >= least_sm; exact_sm: only there
+    bool variant;                 // another form of a rung: runs only when --kernel names it
     // False, with a reason in `why`, for a shape this rung does not take.
     bool (*supports)(const struct attn_problem *, char *why, size_t why_size);
+    // One line about how it cuts this problem up ("Br 64, Bc 64 ..."). May be NULL: nothing to say.
+    void (*describe)(const struct attn_problem *, char *text, size_t size);
     // Fills in the workspace it needs and returns how many buffers that is. May be NULL: none.
     int (*buffers)(const struct attn_problem *, struct attn_buffer out[ATTN_MAX_BUFFERS]);
     void (*forward)(const struct attn_problem *, const struct attn_tensors *);
@@ -130,6 +134,15 @@ enum { SECTOR = 32 }; // bytes: the unit in which the memory system moves data
 // Sectors that a run of `bytes` bytes at byte offset `address` touches.
 static inline uint64_t sectors(uint64_t address, uint64_t bytes) {
     return bytes ? (address + bytes - 1) / SECTOR - address / SECTOR + 1 : 0;
+}
+
+// Sectors of `bytes` consecutive bytes that are asked for in requests of `per_request` bytes each:
+// a sector that two requests share is asked for twice.
+static inline uint64_t request_sectors(uint64_t address, uint64_t bytes, uint64_t per_request) {
+    uint64_t sum = 0;
+    for (; bytes > per_request; address += per_request, bytes -= per_request)
+        sum += sectors(address, per_request);
+    return sum + sectors(address, bytes);
 }
 
 static inline uint64_t ceil_div(uint64_t a, uint64_t b) { return (a + b - 1) / b; }

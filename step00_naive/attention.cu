@@ -21,36 +21,12 @@
 // Run:     make run         (in this folder)
 // Limits:  fp32. S and P take 8 N^2 bytes for each head, dP and dS as much again.
 
-#include "kernel.h"
+#include "shape.h"
 
 namespace step00 {
 
 constexpr int Lanes = 32; // a warp covers 32 neighbouring columns of one row
 constexpr int Rows = 8;   // a block of scores or weighted_sum: 8 warps, 8 rows
-
-// What a block needs to find its head in the tensors, besides blockIdx.
-struct shape {
-    int heads, kv_heads; // H, Hkv
-    int Nq, Nk, d;
-    size_t pitch; // elements from one row of S or P to the next
-    bool causal;
-    float scale;
-};
-
-// S and P have rows of Nk elements, padded to whole 32-byte sectors. So every row starts a sector,
-// a warp's 32 elements are 4 sectors whatever the row, and the traffic has a closed form (model).
-static size_t row_pitch(const attn_problem *p) {
-    return round_up(p->seqlen_k, SECTOR / sizeof(float));
-}
-
-// Query heads that share one key/value head.
-__device__ static int group(const shape &s) { return s.heads / s.kv_heads; }
-
-// The key/value head that query head `bh` of [B * H] reads: heads / kv_heads neighbours share one.
-__device__ static size_t kv_head(const shape &s, int bh) {
-    int b = bh / s.heads, h = bh % s.heads;
-    return (size_t)b * s.kv_heads + h / group(s);
-}
 
 //> scores
 // grid: x = B * H * ceil(Nq / 8) tiles of rows, y = ceil(Nk / 32) tiles of columns
@@ -70,8 +46,7 @@ __global__ void scores(const float *Q_hbm, // [B, H, Nq, d]
     float dot = 0;
     for (int c = 0; c < s.d; c++) dot += q[c] * k[c];
 
-    bool visible = !s.causal || j <= i + s.Nk - s.Nq;
-    S_hbm[row * s.pitch + j] = visible ? s.scale * dot : -INFINITY;
+    S_hbm[row * s.pitch + j] = visible(s, i, j) ? s.scale * dot : -INFINITY;
 }
 //< scores
 
@@ -189,11 +164,14 @@ enum { S_BUFFER, P_BUFFER, dP_BUFFER, dS_BUFFER, BUFFERS };
 
 static int buffers(const attn_problem *p, attn_buffer out[ATTN_MAX_BUFFERS]) {
     size_t bytes = attn_rows(p) * row_pitch(p) * sizeof(float);
-    out[S_BUFFER] = {.name = "S", .bytes = bytes, .passes = ATTN_FORWARD, .kept = false};
-    out[P_BUFFER] = {
-        .name = "P", .bytes = bytes, .passes = ATTN_FORWARD | ATTN_BACKWARD, .kept = true};
-    out[dP_BUFFER] = {.name = "dP", .bytes = bytes, .passes = ATTN_BACKWARD, .kept = false};
-    out[dS_BUFFER] = {.name = "dS", .bytes = bytes, .passes = ATTN_BACKWARD, .kept = false};
+    out[S_BUFFER] = {.name = "S", .bytes = bytes, .passes = ATTN_FORWARD, .matrix = true};
+    out[P_BUFFER] = {.name = "P",
+                     .bytes = bytes,
+                     .passes = ATTN_FORWARD | ATTN_BACKWARD,
+                     .kept = true,
+                     .matrix = true};
+    out[dP_BUFFER] = {.name = "dP", .bytes = bytes, .passes = ATTN_BACKWARD, .matrix = true};
+    out[dS_BUFFER] = {.name = "dS", .bytes = bytes, .passes = ATTN_BACKWARD, .matrix = true};
     return BUFFERS;
 }
 
@@ -203,11 +181,6 @@ static bool supports(const attn_problem *p, char *why, size_t why_size) {
     snprintf(why, why_size, "Nk = %d is above %d, the most that gridDim.y can cover", p->seqlen_k,
              most);
     return false;
-}
-
-static shape shape_of(const attn_problem *p) {
-    return {p->heads,    p->kv_heads,  p->seqlen_q, p->seqlen_k,
-            p->head_dim, row_pitch(p), p->causal,   p->scale};
 }
 
 //> forward

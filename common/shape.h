@@ -1,0 +1,42 @@
+// shape.h - what a block needs, besides blockIdx, to find its head in the tensors and to mask its
+// scores. Kernels that see plain pointers take it by value as their last argument.
+#ifndef SHAPE_H
+#define SHAPE_H
+
+#include "kernel.h"
+
+struct shape {
+    int heads, kv_heads; // H, Hkv
+    int Nq, Nk, d;
+    bool causal;
+    float scale;
+    size_t pitch; // steps 00 to 02: elements from one row of S or P in HBM to the next
+};
+
+// S and P have rows of Nk elements, padded to whole 32-byte sectors. So every row starts a sector,
+// a warp's 32 elements are 4 sectors whatever the row, and the traffic has a closed form.
+inline size_t row_pitch(const attn_problem *p) {
+    return round_up(p->seqlen_k, SECTOR / sizeof(float));
+}
+
+inline shape shape_of(const attn_problem *p) {
+    return {p->heads,    p->kv_heads, p->seqlen_q, p->seqlen_k,
+            p->head_dim, p->causal,   p->scale,    row_pitch(p)};
+}
+
+// Query heads that share one key/value head.
+__device__ inline int group(const shape &s) { return s.heads / s.kv_heads; }
+
+// The key/value head that query head `bh` of [B * H] reads: heads / kv_heads neighbours share one.
+__device__ inline size_t kv_head(const shape &s, int bh) {
+    int b = bh / s.heads, h = bh % s.heads;
+    return (size_t)b * s.kv_heads + h / group(s);
+}
+
+// Does query i see key j? Keys beyond the last are seen by nobody. The mask is aligned
+// bottom-right: the last query sees the last key.
+__device__ inline bool visible(const shape &s, int i, int j) {
+    return j < s.Nk && (!s.causal || j <= i + s.Nk - s.Nq);
+}
+
+#endif
