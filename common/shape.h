@@ -10,13 +10,13 @@ struct shape {
     int Nq, Nk, d;
     bool causal;
     float scale;
-    size_t pitch; // steps 00 to 02: elements from one row of S or P in HBM to the next
+    int pitch; // steps 00 to 02: elements from one row of S or P in HBM to the next
 };
 
 // S and P have rows of Nk elements, padded to whole 32-byte sectors. So every row starts a sector,
 // a warp's 32 elements are 4 sectors whatever the row, and the traffic has a closed form.
-inline size_t row_pitch(const attn_problem *p) {
-    return round_up(p->seqlen_k, SECTOR / sizeof(float));
+inline int row_pitch(const attn_problem *p) {
+    return (int)round_up(p->seqlen_k, SECTOR / sizeof(float));
 }
 
 inline shape shape_of(const attn_problem *p) {

@@ -141,7 +141,7 @@ __global__ void softmax_backward(const float *P_hbm,  // [B, H, Nq, pitch]
                                  const float *dP_hbm, // [B, H, Nq, pitch]
                                  float *dS_hbm,       // [B, H, Nq, pitch]
                                  shape s) {
-    size_t row = blockIdx.x * s.pitch;
+    size_t row = (size_t)blockIdx.x * s.pitch;
     int lane = threadIdx.x;
 
     float D = 0; // rowsum(P o dP): the mean of the row's dP, weighted by P

@@ -86,31 +86,48 @@ void symbols_own_segments(struct worker *w) {
 
 static const char *name_of(const Elf64_Sym *s) { return table.names + s->st_name; }
 
-static const char *function_name(const void *function) {
+// The kernel's name, and the symbols among which its arrays are. A static kernel in a header is a
+// local symbol of every file that includes it, each with arrays of its own, under the same names.
+// Local symbols stand file by file, after a symbol that says which file.
+struct kernel_symbols {
+    const char *name; // "_Z..."
+    const Elf64_Sym *first, *end;
+};
+
+static struct kernel_symbols symbols_of(const void *function) {
     uintptr_t offset = (uintptr_t)function - sim_load_address;
-    for (const Elf64_Sym *s = table.first; s < table.end; s++)
-        if (ELF64_ST_TYPE(s->st_info) == STT_FUNC && s->st_value == offset &&
-            !strncmp(name_of(s), "_Z", 2))
-            return name_of(s);
-    return "";
+    const Elf64_Sym *file = table.first;
+    for (const Elf64_Sym *s = table.first; s < table.end; s++) {
+        if (ELF64_ST_TYPE(s->st_info) == STT_FILE) file = s;
+        if (ELF64_ST_TYPE(s->st_info) != STT_FUNC || s->st_value != offset ||
+            strncmp(name_of(s), "_Z", 2))
+            continue;
+        if (ELF64_ST_BIND(s->st_info) != STB_LOCAL)
+            return (struct kernel_symbols){name_of(s), table.first, table.end};
+        const Elf64_Sym *end = s;
+        while (end < table.end && ELF64_ST_TYPE(end->st_info) != STT_FILE) end++;
+        return (struct kernel_symbols){name_of(s), file, end};
+    }
+    return (struct kernel_symbols){"", table.first, table.first};
 }
 
 // Does TLS symbol _ZZ<kernel>E<array> belong to kernel _Z<kernel>?
-static bool declared_in(const Elf64_Sym *s, const char *kernel) {
+static bool declared_in(const Elf64_Sym *s, struct kernel_symbols kernel) {
     const char *name = name_of(s);
-    size_t n = strlen(kernel);
-    return ELF64_ST_TYPE(s->st_info) == STT_TLS && n > 2 && !strncmp(name, "_ZZ", 3) &&
-           !strncmp(name + 3, kernel + 2, n - 2) && name[3 + n - 2] == 'E';
+    size_t n = strlen(kernel.name);
+    return s >= kernel.first && s < kernel.end && ELF64_ST_TYPE(s->st_info) == STT_TLS && n > 2 &&
+           !strncmp(name, "_ZZ", 3) && !strncmp(name + 3, kernel.name + 2, n - 2) &&
+           name[3 + n - 2] == 'E';
 }
 
 size_t symbols_static_smem(const void *kernel) {
     static const void *last_kernel; // asked twice at each launch, and launches repeat
     static size_t last_bytes;
     if (kernel == last_kernel) return last_bytes;
-    const char *name = function_name(kernel);
+    struct kernel_symbols of = symbols_of(kernel);
     size_t bytes = 0;
-    for (const Elf64_Sym *s = table.first; s < table.end; s++)
-        if (declared_in(s, name)) bytes += s->st_size;
+    for (const Elf64_Sym *s = of.first; s < of.end; s++)
+        if (declared_in(s, of)) bytes += s->st_size;
     last_kernel = kernel;
     return last_bytes = bytes;
 }
@@ -128,9 +145,9 @@ const uint8_t *symbols_shared_map(const void *kernel, size_t dynamic) {
     if (map && kernel == last_kernel && dynamic == last_dynamic) return map;
     if (!map) map = malloc(tls_bytes + 16);
     memset(map, table.first == NULL, tls_bytes + 16); // a stripped program: allow everything
-    const char *name = function_name(kernel);
-    for (const Elf64_Sym *s = table.first; s < table.end; s++)
-        if (declared_in(s, name)) memset(map + s->st_value, 1, s->st_size);
+    struct kernel_symbols of = symbols_of(kernel);
+    for (const Elf64_Sym *s = of.first; s < of.end; s++)
+        if (declared_in(s, of)) memset(map + s->st_value, 1, s->st_size);
     if (table.first) memset(map + find_smem()->st_value, 1, dynamic);
     last_kernel = kernel;
     last_dynamic = dynamic;
@@ -148,7 +165,7 @@ static const char *array_name(const char *mangled) {
 // The kernel's own array (or smem) that begins last before `offset`; past the end of all, the
 // nearest.
 const char *symbols_shared_name(size_t offset, size_t *start, size_t *size) {
-    const char *kernel = function_name(sim_now->function);
+    struct kernel_symbols kernel = symbols_of(sim_now->function);
     const Elf64_Sym *best = NULL, *dynamic = find_smem();
     for (const Elf64_Sym *s = table.first; s < table.end; s++) {
         bool own = (s == dynamic && sim_now->dynamic_smem) || declared_in(s, kernel);
