@@ -12,13 +12,16 @@
 //           O = factor * O + weights V                    on chip
 //       O / l and LSE to HBM
 //
-// One block does all this for one head. The paper's own order is rung 2.
+// One block does all this for one head. But no turn of the outer loop needs anything from another,
+// so the turns may go to different blocks: the variant fused-wide gives each tile of Q a block.
+// Step05 starts there. The paper's own order, rung 2, does not allow it.
 //
 // New since step02: S on chip, tile sizes from --sram, tiles of keys that no query sees are
 // skipped.
 //
 // Run:     make run                                              (in this folder)
 //          make run ARGS="--kernel fused --sram 32K"             with less shared memory
+//          make run ARGS="--kernel fused,fused-wide,algorithm1"
 // Limits:  fp32; forward only. One block per head: with few heads most of a large GPU is idle.
 
 #include "tiles.h"
@@ -37,7 +40,7 @@ __host__ __device__ static int keys_seen(const shape &s, int end) {
 //< keys-seen
 
 //> fused
-// grid: B * H heads
+// grid: x = B * H heads; y = blocks that share the tiles of Q of one head, 1 or more
 __global__ void fused(const float *Q_hbm, // [B, H, Nq, d]
                       const float *K_hbm, // [B, Hkv, Nk, d]
                       const float *V_hbm, // [B, Hkv, Nk, d]
@@ -49,7 +52,7 @@ __global__ void fused(const float *Q_hbm, // [B, H, Nq, d]
     const float *K = K_hbm + kv_head(s, blockIdx.x) * s.Nk * s.d;
     const float *V = V_hbm + kv_head(s, blockIdx.x) * s.Nk * s.d;
 
-    for (int i0 = 0; i0 < s.Nq; i0 += t.Br) {
+    for (int i0 = blockIdx.y * t.Br; i0 < s.Nq; i0 += gridDim.y * t.Br) {
         size_t row = first_row + i0;
         load_rows(t.Q, t.row, t.Br, Q_hbm + row * s.d, s.Nq - i0, s.d);
         load_rows(t.O, t.row, t.Br, nullptr, 0, s.d); // no rows: all zeros
@@ -85,12 +88,21 @@ static void describe(const attn_problem *p, char *text, size_t size) {
     step03::describe(p, choose_tiles(p, true), text, size);
 }
 
-static void forward(const attn_problem *p, const attn_tensors *t) {
-    tile_sizes sizes = choose_tiles(p, true);
+static void launch(const attn_problem *p, const attn_tensors *t, dim3 grid, tile_sizes sizes) {
     size_t bytes = bytes_on_chip(sizes, p->head_dim);
     cudaFuncSetAttribute(fused, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    LAUNCH(fused, p->batch * p->heads, Threads, bytes, (const float *)t->Q, (const float *)t->K,
+    LAUNCH(fused, grid, Threads, bytes, (const float *)t->Q, (const float *)t->K,
            (const float *)t->V, (float *)t->O, t->LSE, shape_of(p), sizes);
+}
+
+static void forward(const attn_problem *p, const attn_tensors *t) {
+    launch(p, t, p->batch * p->heads, choose_tiles(p, true));
+}
+
+static void forward_wide(const attn_problem *p, const attn_tensors *t) {
+    tile_sizes sizes = choose_tiles(p, true);
+    unsigned tiles = ceil_div(p->seqlen_q, sizes.Br), most = 65535; // of gridDim.y
+    launch(p, t, dim3(p->batch * p->heads, tiles < most ? tiles : most), sizes);
 }
 
 //> model
@@ -112,20 +124,26 @@ static attn_traffic model(const attn_problem *p, unsigned) {
 }
 //< model
 
-static const attn_kernel kernel = {
-    .step = "step03_fused_fwd",
-    .rung = 1,
-    .name = "fused",
-    .idea = "no N x N matrix in HBM; Q tiles outside, one block per head",
-    .formula = "about 8 d N^2 / Br loaded for each head",
-    .dtypes = 1u << ATTN_FP32,
-    .passes = ATTN_FORWARD,
-    .least_sm = 75,
-    .supports = tiles_fit,
-    .describe = describe,
-    .forward = forward,
-    .model = model,
-};
-ATTN_REGISTER(kernel);
+static constexpr attn_kernel rung(const char *name, bool wide) {
+    return {
+        .step = "step03_fused_fwd",
+        .rung = 1,
+        .name = name,
+        .idea = wide ? "fused, with a block for each tile of Q"
+                     : "no N x N matrix in HBM; Q tiles outside, one block per head",
+        .formula = "about 8 d N^2 / Br loaded for each head",
+        .dtypes = 1u << ATTN_FP32,
+        .passes = ATTN_FORWARD,
+        .least_sm = 75,
+        .variant = wide,
+        .supports = tiles_fit,
+        .describe = describe,
+        .forward = wide ? forward_wide : forward,
+        .model = model,
+    };
+}
+
+static const attn_kernel kernel = rung("fused", false), wide = rung("fused-wide", true);
+[[maybe_unused]] static const bool registered = attn_register(&kernel) && attn_register(&wide);
 
 } // namespace step03_1
