@@ -41,11 +41,10 @@ import functools
 import glob
 import os
 import re
-import shlex
 import sys
 import textwrap
 
-from fill import bytes_text, read_csv
+from cells import number
 from markdown import CODE, HEADING, MATH, TARGET, VERBATIM, Page, slug
 
 FRONT = "notes/README.md"
@@ -118,86 +117,6 @@ def check_unused(quoted):
         for name in regions(path):
             if (path, name) not in quoted:
                 complain(path, f"region {name} is quoted by no chapter")
-
-
-# ---- numbers of CSV files ------------------------------------------------------------------------
-
-def digits(x):
-    return f"{x:.3g}" if abs(x) < 999.5 else f"{x:,.0f}"
-
-
-FORMATS = {
-    "bytes": bytes_text,
-    "integer": lambda x: f"{x:,.0f}",
-    "ms": lambda x: f"{digits(x / 1000)} ms",    # of a column in microseconds
-    "us": lambda x: f"{digits(x)} µs",
-    "percent": lambda x: f"{digits(100 * x)}%",
-}
-COLUMN = re.compile(r"(?<![\w.])[A-Za-z_][\w.]*")
-
-
-def cell(row, name):
-    """The text in a column of a row; of `column.part` that part of the cell's a:1;b:2."""
-    column, _, part = name.partition(".")
-    if column not in row:
-        raise ValueError(f"there is no column {column}")
-    if not part:
-        return row[column]
-    parts = dict(pair.split(":") for pair in row[column].split(";") if ":" in pair)
-    if part not in parts:
-        raise ValueError(f"there is no {part} in column {column}")
-    return parts[part]
-
-
-def filled(row, name):
-    text = cell(row, name)
-    if not text:
-        raise ValueError("the cell is empty")
-    return text
-
-
-CSV = re.compile(r"csv (\S+)( .*)? : (.+)")
-
-
-def select(text):
-    """What `csv FILE CONDITIONS : COLUMNS` stands for: a cell's text, or a calculated number."""
-    parts = CSV.fullmatch(text)
-    if not parts:
-        raise ValueError("neither FILE#REGION nor csv FILE COLUMN=VALUE ... : COLUMN | FORMAT")
-    path, conditions, wanted = parts.groups()
-    if not os.path.isfile(path):
-        raise ValueError(f"there is no file {path}")
-    rows = read_csv(path)
-    for condition in shlex.split(conditions or ""):
-        column, _, value = condition.partition("=")
-        rows = [row for row in rows if cell(row, column) == value]
-    if len(rows) != 1:
-        raise ValueError(f"{len(rows) or 'no'} rows match")
-    if COLUMN.fullmatch(wanted):
-        return filled(rows[0], wanted)
-    return calculate(COLUMN.sub(lambda name: repr(float(filled(rows[0], name[0]))), wanted))
-
-
-def calculate(sums):
-    if not re.fullmatch(r"[\d.e+*/() -]+", sums):    # eval sees numbers, and nothing else
-        raise ValueError(f"cannot calculate {sums}")
-    return eval(sums)
-
-
-def number(text):
-    """What {{text}} stands for in a sentence."""
-    text, _, style = (part.strip() for part in text.partition(" | "))
-    values = [select(part) for part in text.split(" over ")]
-    if not style and len(values) == 1 and isinstance(values[0], str):
-        return values[0]
-    if not style:
-        raise ValueError("a calculated number needs a format")
-    if style not in FORMATS and not style.startswith("%"):
-        raise ValueError(f"{style} is no format")
-    value = float(values[0])
-    for divisor in values[1:]:
-        value /= float(divisor)
-    return FORMATS[style](value) if style in FORMATS else style % value
 
 
 # ---- from a chapter to Markdown that stands alone ------------------------------------------------

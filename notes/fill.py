@@ -3,18 +3,26 @@
 
     <!-- run: build/sim/step00 -n 512 -->      the output of this command
     <!-- ladder: notes/results/x.csv -->       a table from a CSV of the harness
-    <!-- end -->                               ends either
+    <!-- table: FILE CONDITION... : rows COLUMN, columns COLUMN : EXPRESSION | FORMAT -->
+                                               one number of the CSV for each two values, see book.py
+    <!-- end -->                               ends each
+
+For example, the bytes of DRAM by N and kernel; a condition may list several values, in their order:
+
+    <!-- table: h200_fp32.csv head_dim=64 causal=0 kernel=fused,algorithm1 :
+         rows seqlen_q, columns kernel : DRAM_read + DRAM_write | bytes -->
 
     notes/fill.py FILE...           rewrites the blocks
     notes/fill.py --check FILE...   fails, naming the block, when one is out of date
 """
-import csv
 import os
 import re
 import subprocess
 import sys
 
-BLOCK = re.compile(r"(<!-- (run|ladder): (.*?) -->\n)(.*?)(<!-- end -->)", re.S)
+from cells import bytes_text, choose, evaluate, read_csv, styled
+
+BLOCK = re.compile(r"(<!-- (run|ladder|table): (.*?) -->\n)(.*?)(<!-- end -->)", re.S)
 
 
 def run(command):
@@ -24,21 +32,9 @@ def run(command):
     return f"```\n$ {command}\n{out.stdout}```\n"
 
 
-def bytes_text(value):
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 999.5 or unit == "TB":
-            return f"{value:.3g} {unit}" if value < 999.5 else f"{value:.0f} {unit}"
-        value /= 1000
-
-
 def total(row, prefix):
     cells = [row[c] for c in row if c.startswith(prefix)]
     return bytes_text(sum(int(c) for c in cells)) if any(cells) else ""
-
-
-def read_csv(path):
-    with open(path) as file:
-        return list(csv.DictReader(line for line in file if not line.startswith("#")))
 
 
 def ladder(path, page):
@@ -60,9 +56,49 @@ def ladder(path, page):
     return text
 
 
+HEADINGS = {"seqlen_q": "N", "head_dim": "d", "smem_limit": "M (bytes)"}
+TABLE = re.compile(r"(\S+)( .*)? : rows (\w+), columns (\w+) : (.+) \| (.+)")
+
+
+def in_order(rows, column, conditions):
+    """The values of a column: as a condition lists them, else as they come in the file."""
+    listed = re.search(rf"\b{column}=(\S*,\S*)", conditions or "")
+    return listed[1].split(",") if listed else list(dict.fromkeys(row[column] for row in rows))
+
+
+def pivot(rows, down, across, wanted, style):
+    """{(value down, value across): text}; rows without the number are left out."""
+    cells = {}
+    for row in rows:
+        at = row[down], row[across]
+        if at in cells:
+            raise ValueError(f"two rows have {down} {at[0]}, {across} {at[1]}")
+        if row["result"] == "ok":
+            cells[at] = styled(float(evaluate(row, wanted)), style)
+    return cells
+
+
+def table(text):
+    parts = TABLE.fullmatch(" ".join(text.split()))
+    if not parts:
+        raise ValueError("not FILE CONDITION... : rows COLUMN, columns COLUMN : EXPRESSION | FORMAT")
+    path, conditions, down, across, wanted, style = parts.groups()
+    rows = choose(path, conditions)
+    cells = pivot(rows, down, across, wanted, style)
+    columns = in_order(rows, across, conditions)
+    out = f"| {HEADINGS.get(down, down)} | {' | '.join(columns)} |\n|--:|{'--:|' * len(columns)}\n"
+    for value in in_order(rows, down, conditions):
+        out += f"| {value} | {' | '.join(cells.get((value, c), '–') for c in columns)} |\n"
+    return out
+
+
 def fill(match, page):
     start, kind, what, _, end = match.groups()
-    return start + (run(what) if kind == "run" else ladder(what, page)) + end
+    try:
+        text = run(what) if kind == "run" else table(what) if kind == "table" else ladder(what, page)
+    except ValueError as error:
+        sys.exit(f"{page}: {kind}: {what}: {error}")
+    return start + text + end
 
 
 def main(words):
