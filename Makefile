@@ -144,6 +144,10 @@ $(BUILD)/sim/run_tests: $(TEST_C) $(TEST_CU) $(GALLERY) $(LIBRARY) $(SIM) $(addp
 $(BUILD)/sim/gallery: $(BUILD)/tests/gallery/main.o $(GALLERY) $(LIBRARY) $(SIM)
 	$(call say,LINK)
 	$(SIM_LINK)
+# step00 with a few variants of it that only the tests of the command line know.
+$(BUILD)/sim/variants: $(BUILD)/tests/variants.o $(HARNESS) $(SIM) $(addprefix $(BUILD)/sim/,$(call kernels,$(call step_dir,00)))
+	$(call say,LINK)
+	$(SIM_LINK)
 $(BUILD)/gpu/run_tests: $(BUILD)/tests/test_kernels.o $(LIBRARY) $(GPU) $(addprefix $(BUILD)/gpu/,$(call kernels,$(STEPS)))
 	$(call say,LINK)
 	$(GPU_LINK) -lcriterion
@@ -185,7 +189,7 @@ list: $(BUILD)/sim/ladder   ## the kernels that there are
 
 test: test-$(TEST_ON)       ## all tests, on the simulator; DEVICE=gpu: the kernels, on the GPU (needs `make deps` once)
 
-test-sim: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery numpy-cases
+test-sim: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants numpy-cases
 	$(if $(filter build,$(BUILD)),$(PYTHON) notes/fill.py --check $(PAGES))
 	$(PYTHON) notes/book.py --check
 	$(PYTHON) tests/test_book.py
