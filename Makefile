@@ -69,7 +69,7 @@ TEST_C   := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/test_*.c))
 TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/*.cu))
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
 
-.PHONY: all sim gpu run test test-sim test-gpu need-gpu test-full test-more test-shapes test-sanitized test-clang \
+.PHONY: all sim gpu run diff test test-sim test-gpu need-gpu test-full test-more test-shapes test-sanitized test-clang \
         mutants fill book deps help list clean bench-sim gallery format numpy-cases
 .DELETE_ON_ERROR:
 all: sim gpu                ## build everything that this machine can build
@@ -186,6 +186,21 @@ run: $(PROGRAM)             ## the ladder, or STEP=00 alone; DEVICE=sim|gpu, ARG
 
 list: $(BUILD)/sim/ladder   ## the kernels that there are
 	@$< --list
+
+# The ladder's files, rung after rung: those of a step are its .cu files, sorted by name.
+RUNG     ?= 1
+LADDER    = $(foreach s,$(STEPS),$(sort $(wildcard $(s)/*.cu)))
+RUNGS     = $(sort $(wildcard $(call step_dir,$(STEP))/*.cu))
+NUMBERS   = $(shell seq $(words $(RUNGS)))
+THIS      = $(word $(RUNG),$(RUNGS))
+BEFORE    = $(shell printf '%s\n' $(LADDER) | awk '$$0 == "$(THIS)" { print last } { last = $$0 }')
+
+diff:                       ## what changes from the step before to STEP=03, or to its RUNG=2 from its rung 1
+	$(if $(STEP),,$(error make diff needs a step: STEP=01 shows what changes from step 00 to step 01))
+	$(if $(filter $(RUNG),$(NUMBERS)),,$(error RUNG=$(RUNG): the rungs of step $(STEP) are $(or $(NUMBERS),none)))
+	$(if $(BEFORE),,$(error STEP=$(STEP): nothing comes before its first rung; try STEP=01))
+	@echo "From $(BEFORE) to $(THIS):"
+	@diff -u --color=$(if $(NO_COLOR),never,auto) --label $(BEFORE) --label $(THIS) $(BEFORE) $(THIS) || [ $$? = 1 ]
 
 test: test-$(TEST_ON)       ## all tests, on the simulator; DEVICE=gpu: the kernels, on the GPU (needs `make deps` once)
 
