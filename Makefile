@@ -217,7 +217,7 @@ test-gpu: need-gpu
 need-gpu: $(if $(NVCC),$(BUILD)/gpu/run_tests)
 	@$(if $(HAS_GPU),,echo "No GPU here that the tests could run on: leave DEVICE=gpu away."; exit 1)
 
-test-full: test             ## test, then every combination of shapes, sanitizers, clang, mutants
+test-full: test             ## test, then more shapes (every three of their properties), sanitizers, clang, mutants
 	@$(MAKE) test-more
 
 # One after the other, so that each has all cores; the last line is a test runner's.
@@ -226,7 +226,7 @@ MORE_gpu := test-shapes
 test-more:
 	@set -e; for part in $(MORE_$(TEST_ON)); do echo "$$(date +%T) make $$part"; $(MAKE) $$part; done
 
-# Every kernel on every combination of shape and input; `test` takes every pair.
+# Every kernel on cases in which every three properties of shape, input and machine meet; `test` has every two.
 test-shapes: $(if $(filter gpu,$(TEST_ON)),need-gpu,$(BUILD)/sim/run_tests)
 	FULL=1 $(BUILD)/$(TEST_ON)/run_tests --filter 'kernels/*'
 
