@@ -96,31 +96,31 @@ $(shell mkdir -p $(BUILD); echo '$(CC) $(CXX)' | cmp -s - $(COMPILER) || echo '$
 $(BUILD)/harness/%.o: common/%.c $(COMPILER)
 	@mkdir -p $(@D)
 	$(call say,CC)
-	$(Q)$(CC) $(CFLAGS) -MMD -c $< -o $@
+	$(Q)$(CC) $(CFLAGS) -MMD -MP -c $< -o $@
 $(BUILD)/sim/%.o: common/sim/%.c $(COMPILER)
 	@mkdir -p $(@D)
 	$(call say,CC)
-	$(Q)$(CC) $(CFLAGS) -MMD -c $< -o $@
+	$(Q)$(CC) $(CFLAGS) -MMD -MP -c $< -o $@
 $(BUILD)/sim/%.o: %.cu $(COMPILER)
 	@mkdir -p $(@D)
 	$(call say,SIM)
-	$(Q)$(CXX) $(SIM_CXXFLAGS) -MMD -c $< -o $@
+	$(Q)$(CXX) $(SIM_CXXFLAGS) -MMD -MP -c $< -o $@
 $(BUILD)/tests/%.o: tests/%.c $(COMPILER)
 	@mkdir -p $(@D)
 	$(call say,CC)
-	$(Q)$(CC) $(CFLAGS) -MMD -c $< -o $@
+	$(Q)$(CC) $(CFLAGS) -MMD -MP -c $< -o $@
 $(BUILD)/gpu/%.cu.o: common/gpu/%.cu
 	@mkdir -p $(@D)
 	$(call say,NVCC)
-	$(Q)$(NVCC) $(NVFLAGS) -MMD -c $< -o $@
+	$(Q)$(NVCC) $(NVFLAGS) -MMD -MP -c $< -o $@
 $(BUILD)/gpu/%.cpp.o: common/gpu/%.cpp
 	@mkdir -p $(@D)
 	$(call say,NVCC)
-	$(Q)$(NVCC) $(NVFLAGS) -MMD -c $< -o $@
+	$(Q)$(NVCC) $(NVFLAGS) -MMD -MP -c $< -o $@
 $(BUILD)/gpu/%.o: %.cu
 	@mkdir -p $(@D)
 	$(call say,NVCC)
-	$(Q)$(NVCC) $(NVFLAGS) -MMD -c $< -o $@
+	$(Q)$(NVCC) $(NVFLAGS) -MMD -MP -c $< -o $@
 
 # ---- linking: a program is the harness, a machine and some kernels ---------------------------------
 
