@@ -70,7 +70,7 @@ TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/*.cu))
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
 
 .PHONY: all sim gpu run diff test test-sim test-gpu need-gpu test-full test-more test-shapes test-sanitized test-clang \
-        mutants fill book deps help list clean bench-sim gallery format numpy-cases
+        mutants fill book sram plots deps help list clean bench-sim gallery format numpy-cases
 .DELETE_ON_ERROR:
 all: sim gpu                ## build everything that this machine can build
 
@@ -207,6 +207,8 @@ test: test-$(TEST_ON)       ## all tests, on the simulator; DEVICE=gpu: the kern
 test-sim: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants numpy-cases
 	$(if $(filter build,$(BUILD)),$(PYTHON) notes/fill.py --check $(PAGES))
 	$(PYTHON) notes/book.py --check
+	$(PYTHON) notes/plots.py --check
+	@set -e; for f in $(wildcard step*/attention.py); do $(PYTHON) $$f >$(BUILD)/attention.out; done
 	$(PYTHON) tests/test_book.py
 	$(PYTHON) tests/crosscheck.py $(BUILD)/sim/ladder $(BUILD)
 	BUILD=$(BUILD) NUMPY_CASES=$(BUILD)/numpy_cases $(BUILD)/sim/run_tests
@@ -247,6 +249,16 @@ fill: sim $(BUILD)/sim/gallery    ## write what programs print into README.md an
 
 book:                       ## the chapters as one page, build/book/book.html
 	$(PYTHON) notes/book.py $(BUILD)/book
+
+# Bytes asked for, by the shared memory that a block may use: among the sizes are those of real cards (48 KB
+# without opting in; sm_75 64, sm_86 and sm_89 99, sm_80 163, sm_90 227).
+SRAM     := 12K 20K 32K 48K 64K 80K 99K 132K 163K 227K
+sram: $(BUILD)/sim/step03   ## count step03's bytes for ten sizes of shared memory: notes/results/sim_sram.csv
+	@for m in $(SRAM); do $< -n 1024 -H 1 --sram $$m --format csv || exit 1; done >$(BUILD)/sram.csv
+	@awk 'NR == 1 || !/^date/' $(BUILD)/sram.csv >notes/results/sim_sram.csv
+
+plots:                      ## draw the figures that show results, notes/figures/bytes_against_M.svg
+	$(PYTHON) notes/plots.py
 
 numpy-cases:
 	@$(PYTHON) tests/numpy_reference.py $(BUILD)/numpy_cases

@@ -191,6 +191,48 @@ Test(step03, tiles_of_S_that_nobody_sees_ask_for_nothing) {
     }
 }
 
+// ---- what the chapter shows ---------------------------------------------------------------------
+
+// The text in a column of a line of CSV, none of which has a comma in quotes before the bytes.
+static const char *cell(const char *header, const char *line, const char *column) {
+    static char text[8][80];
+    static int next;
+    char *out = text[next++ % 8];
+    size_t length = strlen(column);
+    while (*header && !(strncmp(header, column, length) == 0 && strchr(",\n", header[length]))) {
+        header += strcspn(header, ","), header += *header == ',';
+        line += strcspn(line, ","), line += *line == ',';
+    }
+    cr_assert(*header, "no column %s", column);
+    snprintf(out, 80, "%.*s", (int)strcspn(line, ","), line);
+    return out;
+}
+
+static unsigned long long number(const char *header, const char *line, const char *column) {
+    return strtoull(cell(header, line, column), NULL, 10);
+}
+
+Test(step03, the_bytes_against_M_are_those_of_todays_kernels) {
+    FILE *file = fopen("notes/results/sim_sram.csv", "r");
+    char header[2000], line[2000];
+    int rows = 0;
+    cr_assert(file && fgets(header, sizeof header, file));
+    while (fgets(line, sizeof line, file)) {
+        rows++;
+        for (int k = 0; k < KERNELS; k++) {
+            if (!kernel(k) || strcmp(cell(header, line, "kernel"), names[k])) continue;
+            struct attn_problem p = problem(
+                (int)number(header, line, "seqlen_q"), (int)number(header, line, "seqlen_k"),
+                (int)number(header, line, "head_dim"), (size_t)number(header, line, "smem_limit"));
+            struct attn_traffic model = kernel(k)->model(&p, ATTN_FORWARD);
+            cr_expect_eq(number(header, line, "asked_load"), model.load, "make sram: %s", line);
+            cr_expect_eq(number(header, line, "asked_store"), model.store, "make sram: %s", line);
+        }
+    }
+    cr_expect_eq(rows, 20);
+    fclose(file);
+}
+
 // ---- the command line ---------------------------------------------------------------------------
 
 // Runs the step's program; what it prints, errors too, is in `text`. Gives its exit status.
