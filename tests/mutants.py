@@ -90,13 +90,13 @@ class Mutant:
 def read_list(path):
     file, kernel_file, kernels, file_is_new, mutants = None, None, "", False, []
     for number, line in enumerate(Path(path).read_text().splitlines(), 1):
-        last = mutants[-1] if mutants else None
+        last = mutants[-1] if mutants and not file_is_new else None
         if not line.strip() or line.startswith("#"):
             continue
         elif line.startswith("file "):
             file, *within = line[5:].strip().split(" in ")
             kernel_file, kernels, file_is_new = (within or [file])[0], "", True
-        elif line.startswith("kernel ") and file_is_new:
+        elif line.startswith("kernel ") and file_is_new and not kernels:
             kernels = ",".join(line[7:].split())
         elif line.startswith("-") and last:
             last.old.append(line[2:])
