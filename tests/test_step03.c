@@ -92,15 +92,25 @@ static void expect_largest(int number, const struct attn_problem *p) {
     cr_expect(outer == outer_length || next_bytes > p->smem, "%s: 8 rows more would fit", what);
 }
 
+// At each size at which a larger tile begins to fit, and one byte below it.
+static void expect_largest_for_all_sizes(int number, const int lengths[2], int d, int below) {
+    bool queries_outside = number != ALGORITHM1;
+    for (int outer = 8;; outer += 8) {
+        int inner = min(outer, min(d, at_least_1_tile(lengths[queries_outside])));
+        size_t smem = queries_outside ? bytes(outer, inner, d) : bytes(inner, outer, d);
+        if (smem > machine.smem) break;
+        struct attn_problem p = problem(lengths[0], lengths[1], d, smem - (size_t)below);
+        if (p.smem >= bytes(8, 8, d)) expect_largest(number, &p);
+    }
+}
+
 Test(step03, tiles_are_the_largest_that_fit) {
     static const int lengths[][2] = {{1, 1}, {33, 1000}, {1000, 33}, {4096, 4096}};
     for (int number = 0; number < KERNELS; number++)
         for (int d = 0; d < DIMS; d++)
             for (int n = 0; n < 4; n++)
-                for (size_t smem = bytes(8, 8, dims[d]); smem <= machine.smem; smem += 997) {
-                    struct attn_problem p = problem(lengths[n][0], lengths[n][1], dims[d], smem);
-                    expect_largest(number, &p);
-                }
+                for (int below = 0; below < 2; below++)
+                    expect_largest_for_all_sizes(number, lengths[n], dims[d], below);
 }
 
 // ---- the least shared memory --------------------------------------------------------------------
@@ -140,6 +150,11 @@ Test(step03, the_least_is_enough) {
     for (int number = 0; number < KERNELS; number++)
         for (int d = 0; d < DIMS; d++)
             if (kernel(number)) run(kernel(number), problem(20, 37, dims[d], bytes(8, 8, dims[d])));
+}
+
+Test(step03, a_tile_may_have_more_rows_than_the_block_threads) {
+    for (int number = 0; number < KERNELS; number++)
+        if (kernel(number)) run(kernel(number), problem(300, 300, 8, machine.smem));
 }
 
 // Whatever the tiles: the simulator counts wavefronts beyond the ideal.
@@ -246,7 +261,7 @@ static int shell(const char *arguments, char *text, size_t size) {
     return WEXITSTATUS(pclose(pipe));
 }
 
-Test(step03, too_little_shared_memory_on_the_command_line) {
+Test(command_line_of_step03, too_little_shared_memory_on_the_command_line) {
     static char text[1 << 14];
     static const char why[] = "9055 bytes of shared memory are too few: at d = 64 tiles of 8 rows "
                               "take 9056 (--sram)";
