@@ -70,7 +70,7 @@ TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/*.cu))
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
 
 .PHONY: all sim gpu run diff test test-sim test-gpu need-gpu test-full test-more test-shapes test-sanitized test-clang \
-        mutants fill book sram plots deps help list clean bench-sim gallery format numpy-cases
+        mutants fill book sram wavefronts plots deps help list clean bench-sim gallery format numpy-cases
 .DELETE_ON_ERROR:
 all: sim gpu                ## build everything that this machine can build
 
@@ -258,6 +258,15 @@ SRAM     := 12K 20K 32K 48K 64K 80K 99K 132K 163K 227K
 sram: $(BUILD)/sim/step03   ## count step03's bytes for ten sizes of shared memory: notes/results/sim_sram.csv
 	@for m in $(SRAM); do $< -n 1024 -H 1 --sram $$m --format csv || exit 1; done >$(BUILD)/sram.csv
 	@awk 'NR == 1 || !/^date/' $(BUILD)/sram.csv >notes/results/sim_sram.csv
+
+# Wavefronts of shared memory, of one head without a bank conflict beyond those that the simulator counts.
+wavefronts: $(BUILD)/sim/ladder    ## count the kernels' wavefronts of shared memory: notes/results/sim_wavefronts.csv
+	@$< -n 1024 -H 1 --kernel tiled,blocked,three-passes,two-passes,one-pass,fused,algorithm1 --profile --format csv \
+	  >$(BUILD)/wavefronts.csv
+	@awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) if ($$i == "wavefronts") w = i; print "kernel,seqlen_q,head_dim,wavefronts,ideal" } \
+	  NR > 1 { if ($$2 != last) names[++n] = last = $$2; sum[last] += $$w; ideal[last] += $$(w + 1) } \
+	  END { for (i = 1; i <= n; i++) print names[i] ",1024,64," sum[names[i]] "," ideal[names[i]] }' \
+	  $(BUILD)/wavefronts.csv >notes/results/sim_wavefronts.csv
 
 plots:                      ## draw the figures that show results, notes/figures/bytes_against_M.svg
 	$(PYTHON) notes/plots.py
