@@ -27,7 +27,7 @@ def fused(Q, K, V, scale, causal, Br, Bc):
 
 
 def update(o, m, l, S, v):
-    """Takes the scores S of more keys, and their values v, into a row's weighted sum o, its m and its l."""
+    """Takes the scores S of more keys, and their values v, into the rows' o, m and l."""
     m_new = np.maximum(m, S.max(axis=1))
     m_safe = np.where(np.isneginf(m_new), 0, m_new)  # no key seen yet: all weights are 0
     P, factor = np.exp(S - m_safe[:, None]), np.exp(m - m_safe)
