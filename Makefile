@@ -208,6 +208,7 @@ test-sim: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants 
 	$(if $(filter build,$(BUILD)),$(PYTHON) notes/fill.py --check $(PAGES))
 	$(PYTHON) notes/book.py --check
 	$(PYTHON) tests/test_book.py
+	$(PYTHON) tests/test_openings.py
 	$(PYTHON) tests/crosscheck.py $(BUILD)/sim/ladder $(BUILD)
 	BUILD=$(BUILD) NUMPY_CASES=$(BUILD)/numpy_cases $(BUILD)/sim/run_tests
 
