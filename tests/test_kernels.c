@@ -283,6 +283,23 @@ static void large_scale(const struct attn_kernel *k, enum attn_dtype dtype) {
 
 Test(kernels, all_are_right_with_a_large_scale) { every_kernel(large_scale); }
 
+// More columns than one tile of them, and the last tile not full: no d above is of that kind.
+static void uneven_d(const struct attn_kernel *k, enum attn_dtype dtype) {
+    struct attn_problem p = {.batch = 1,
+                             .heads = 2,
+                             .kv_heads = 2,
+                             .seqlen_q = 33,
+                             .seqlen_k = 70,
+                             .head_dim = 200,
+                             .dtype = dtype};
+    for (int causal = 0; causal < 2; causal++) {
+        p.causal = causal;
+        expect_right(k, BOTH, false, p, &(struct source){NULL, DATA_NORMAL, 42});
+    }
+}
+
+Test(kernels, all_are_right_at_an_uneven_d) { every_kernel(uneven_d); }
+
 // ---- bank conflicts -----------------------------------------------------------------------------
 
 // Kernels whose chapter says that they have none, at any length, and at these d. Only the simulator
