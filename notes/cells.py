@@ -35,14 +35,13 @@ COLUMN = re.compile(r"(?<![\w.])[A-Za-z_][\w.]*")
 
 
 def cell(row, name):
-    """The text in a column of a row; of `column.part` that part of the cell's a:1;b<T>:2 (b for b<T>)."""
+    """The text in a column of a row; of `column.part` that part of the cell's a:1;b:2."""
     column, _, part = name.partition(".")
     if column not in row:
         raise ValueError(f"there is no column {column}")
     if not part:
         return row[column]
-    pairs = re.sub(r"<[^<>]*>", "", row[column]).split(";")
-    parts = dict(pair.split(":") for pair in pairs if ":" in pair)
+    parts = dict(pair.split(":") for pair in row[column].split(";") if ":" in pair)
     if part not in parts:
         raise ValueError(f"there is no {part} in column {column}")
     return parts[part]

@@ -26,7 +26,7 @@ SOURCE = """int before;
 CSV = """# where the numbers are from
 device,kernel,n,bytes,us,rate,parts
 "NVIDIA H200",slow,1024,2560000000,5000,0.1234,a:30.5;b:10
-"NVIDIA H200",fast,1024,640000000,1250,0.5,a:1;b<Tile>:2
+"NVIDIA H200",fast,1024,640000000,1250,0.5,a:1;b:2
 "NVIDIA H200",fast,2048,,,,
 """
 CHAPTER = """# One
@@ -167,7 +167,6 @@ NUMBERS = [
     ("{{csv notes/x.csv \"device=NVIDIA H200\"\n  kernel=slow : device}}", "NVIDIA H200"),
     ("{{csv notes/x.csv kernel=slow : bytes / us | integer}}", "512,000"),
     ("{{csv notes/x.csv kernel=slow : (us - 1000) * 2 / n | %.2f}}", "7.81"),
-    ("{{csv notes/x.csv kernel=fast n=1024 : parts.b | us}}", "2 µs"),
     ("{{csv notes/x.csv kernel=slow : parts.a / (parts.a + parts.b) | percent}}", "75.3%"),
     ("{{csv notes/x.csv kernel=slow : us over csv notes/x.csv\nkernel=fast n=1024 : us | %.1f}}",
      "4.0"),

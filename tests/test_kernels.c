@@ -329,7 +329,7 @@ static void expect_no_conflicts(const struct attn_kernel *k, int length, int d) 
     prepared_free(&in);
 }
 
-Test(kernels, those_said_to_have_no_bank_conflicts_have_none) {
+Test(kernels, all_are_right_about_their_bank_conflicts) {
     if (!machine.simulated) return;
     for (int i = 0; i < attn_kernel_count(); i++)
         for (size_t n = 0; n < sizeof without_conflicts / sizeof *without_conflicts; n++) {
