@@ -212,6 +212,7 @@ test-sim: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants 
 	$(PYTHON) notes/plots.py --check
 	@set -e; for f in $(wildcard step*/attention.py); do $(PYTHON) $$f >$(BUILD)/attention.out; done
 	$(PYTHON) tests/test_book.py
+	$(PYTHON) tests/test_openings.py
 	$(PYTHON) tests/crosscheck.py $(BUILD)/sim/ladder $(BUILD)
 	BUILD=$(BUILD) NUMPY_CASES=$(BUILD)/numpy_cases $(BUILD)/sim/run_tests
 

@@ -45,7 +45,6 @@ __device__ static float online_update(float score, float &m, float &l, float &fa
 }
 //< online-update
 
-//> fused
 // grid: x = B * H * ceil(Nq / 64) tiles of rows
 template <int D>
 __global__ void softmax_weighted_sum(const float *S_hbm, // [B, H, Nq, pitch]
@@ -64,6 +63,7 @@ __global__ void softmax_weighted_sum(const float *S_hbm, // [B, H, Nq, pitch]
     const float *V = V_hbm + kv_head(s, bh) * s.Nk * s.d;
     int warp = threadIdx.x / Lanes, lane = threadIdx.x % Lanes;
 
+    //> fused
     rows_of_O<D> O;
     float m[Rows], l[Rows]; // the same in all lanes of the warp
     for (int r = 0; r < Rows; r++) m[r] = -INFINITY, l[r] = 0;
@@ -93,8 +93,8 @@ __global__ void softmax_weighted_sum(const float *S_hbm, // [B, H, Nq, pitch]
     __syncthreads(); // the factors of all rows are there
     O.scale_rows(factor_smem);
     O.store(O_hbm + row * s.d, s.Nq - i0, s.d);
+    //< fused
 }
-//< fused
 
 // ---- the host's side: what the harness asks of a rung ------------------------------------------
 
