@@ -90,7 +90,8 @@ template <int D> static void launch(const attn_problem *p, const attn_tensors *t
 }
 
 static void forward(const attn_problem *p, const attn_tensors *t) {
-    (p->head_dim <= 64 ? launch<64> : p->head_dim <= 128 ? launch<128> : launch<256>)(p, t);
+    int D = padded(p->head_dim);
+    (D == 64 ? launch<64> : D == 128 ? launch<128> : launch<256>)(p, t);
 }
 
 static attn_traffic model(const attn_problem *p, unsigned) {
@@ -112,7 +113,7 @@ static const attn_kernel kernel = {
     .dtypes = 1u << ATTN_FP32,
     .passes = ATTN_FORWARD,
     .least_sm = 75,
-    .supports = supports,
+    .supports = supports<0>,
     .buffers = buffers,
     .forward = forward,
     .model = model,

@@ -169,8 +169,14 @@ __global__ void weighted_sum(const float *P_hbm, // [B, H, Nq, pitch]
 
 // ---- the host's side -----------------------------------------------------------------------
 
-inline bool supports(const attn_problem *p, char *why, size_t why_size) {
+// d padded to what the kernels are compiled for.
+inline int padded(int d) { return d <= 64 ? 64 : d <= 128 ? 128 : 256; }
+
+// `Factors`: floats that the kernel which makes O has besides its tiles.
+template <int Factors> bool supports(const attn_problem *p, char *why, size_t why_size) {
     const int most = 65535 * Tile; // gridDim.y of scores
+    size_t scores = 2 * Tile * Padded, O = Tile * Padded + Slice * padded(p->head_dim) + Factors;
+    if (!fits(p, (scores > O ? scores : O) * sizeof(float), why, why_size)) return false;
     if (p->seqlen_k <= most) return true;
     snprintf(why, why_size, "Nk = %d is above %d, the most that gridDim.y can cover", p->seqlen_k,
              most);

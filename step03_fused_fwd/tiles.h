@@ -237,12 +237,7 @@ __device__ inline void store_rows(float *O_hbm, const tiles &t, int rows, int d)
 // ---- the host's side ---------------------------------------------------------------------------
 
 inline bool tiles_fit(const attn_problem *p, char *why, size_t why_size) {
-    size_t least = bytes_on_chip({8, 8}, p->head_dim);
-    if (p->smem >= least) return true;
-    snprintf(why, why_size,
-             "%zu bytes of shared memory are too few: at d = %d tiles of 8 rows take %zu (--sram)",
-             p->smem, p->head_dim, least);
-    return false;
+    return fits(p, bytes_on_chip({8, 8}, p->head_dim), why, why_size);
 }
 
 // The paper's M counts elements and leaves out S, which it does not need to store. Ours does.

@@ -263,8 +263,8 @@ static int shell(const char *arguments, char *text, size_t size) {
 
 Test(command_line_of_step03, too_little_shared_memory_on_the_command_line) {
     static char text[1 << 14];
-    static const char why[] = "9055 bytes of shared memory are too few: at d = 64 tiles of 8 rows "
-                              "take 9056 (--sram)";
+    static const char why[] =
+        "9055 bytes of shared memory are too few: at d = 64 a block takes 9056 (--sram)";
     static const char named[] = "-n 16 -d 64 --kernel fused --sram";
     char line[80];
     snprintf(line, sizeof line, "%s 9055", named);
