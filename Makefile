@@ -28,7 +28,7 @@ WARNINGS := -Wall -Wextra -Werror
 # A designated initialiser leaves the rest at zero on purpose.
 KERNEL_WARNINGS := $(WARNINGS) -Wno-missing-field-initializers -Wno-unknown-pragmas
 # No fused multiply-add on the host: the seeded inputs are the same bits with every compiler.
-CFLAGS   := -std=c11 -D_GNU_SOURCE -O2 -g -ffp-contract=off $(WARNINGS) -Icommon
+CFLAGS   := -std=c11 -D_GNU_SOURCE -O2 -g -ffp-contract=off $(WARNINGS) -Icommon -I.
 # SANITIZE=address,undefined checks the C files as they run. The kernels stay as they are: their hooks
 # are those of another sanitizer, and an object can have only one of the two.
 SANITIZE ?=
@@ -46,10 +46,10 @@ SIM_clang  := -O1 -fno-vectorize -fno-slp-vectorize -mllvm -disable-vector-combi
               -mllvm -tsan-instrument-read-before-write \
               -mllvm -tsan-instrument-func-entry-exit=0 -fsanitize-coverage=trace-pc,no-prune
 SIM_CXXFLAGS := -x c++ -std=c++20 -g -fsanitize=thread $(if $(IS_CLANG),$(SIM_clang),$(SIM_gcc)) \
-              $(KERNEL_WARNINGS) -Icommon -ffile-prefix-map=$(CURDIR)=.
+              $(KERNEL_WARNINGS) -Icommon -I. -ffile-prefix-map=$(CURDIR)=.
 
 GENCODE  := $(if $(filter native,$(ARCH)),-arch=native,$(foreach a,$(ARCH),-gencode arch=compute_$(a),code=sm_$(a)))
-NVFLAGS  := -std=c++20 -O2 -lineinfo -Xcompiler "$(KERNEL_WARNINGS)" -Icommon $(GENCODE)
+NVFLAGS  := -std=c++20 -O2 -lineinfo -Xcompiler "$(KERNEL_WARNINGS)" -Icommon -I. $(GENCODE)
 
 # ---- what is built from what -------------------------------------------------------------------
 
