@@ -69,7 +69,7 @@ TEST_C   := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/test_*.c))
 TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/*.cu))
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
 
-.PHONY: all sim gpu run test test-sim test-gpu need-gpu test-full test-more test-shapes test-sanitized test-clang \
+.PHONY: all sim gpu run diff test test-sim test-gpu need-gpu test-full test-more test-shapes test-sanitized test-clang \
         mutants fill book deps help list clean bench-sim gallery format numpy-cases
 .DELETE_ON_ERROR:
 all: sim gpu                ## build everything that this machine can build
@@ -96,31 +96,31 @@ $(shell mkdir -p $(BUILD); echo '$(CC) $(CXX)' | cmp -s - $(COMPILER) || echo '$
 $(BUILD)/harness/%.o: common/%.c $(COMPILER)
 	@mkdir -p $(@D)
 	$(call say,CC)
-	$(Q)$(CC) $(CFLAGS) -MMD -c $< -o $@
+	$(Q)$(CC) $(CFLAGS) -MMD -MP -c $< -o $@
 $(BUILD)/sim/%.o: common/sim/%.c $(COMPILER)
 	@mkdir -p $(@D)
 	$(call say,CC)
-	$(Q)$(CC) $(CFLAGS) -MMD -c $< -o $@
+	$(Q)$(CC) $(CFLAGS) -MMD -MP -c $< -o $@
 $(BUILD)/sim/%.o: %.cu $(COMPILER)
 	@mkdir -p $(@D)
 	$(call say,SIM)
-	$(Q)$(CXX) $(SIM_CXXFLAGS) -MMD -c $< -o $@
+	$(Q)$(CXX) $(SIM_CXXFLAGS) -MMD -MP -c $< -o $@
 $(BUILD)/tests/%.o: tests/%.c $(COMPILER)
 	@mkdir -p $(@D)
 	$(call say,CC)
-	$(Q)$(CC) $(CFLAGS) -MMD -c $< -o $@
+	$(Q)$(CC) $(CFLAGS) -MMD -MP -c $< -o $@
 $(BUILD)/gpu/%.cu.o: common/gpu/%.cu
 	@mkdir -p $(@D)
 	$(call say,NVCC)
-	$(Q)$(NVCC) $(NVFLAGS) -MMD -c $< -o $@
+	$(Q)$(NVCC) $(NVFLAGS) -MMD -MP -c $< -o $@
 $(BUILD)/gpu/%.cpp.o: common/gpu/%.cpp
 	@mkdir -p $(@D)
 	$(call say,NVCC)
-	$(Q)$(NVCC) $(NVFLAGS) -MMD -c $< -o $@
+	$(Q)$(NVCC) $(NVFLAGS) -MMD -MP -c $< -o $@
 $(BUILD)/gpu/%.o: %.cu
 	@mkdir -p $(@D)
 	$(call say,NVCC)
-	$(Q)$(NVCC) $(NVFLAGS) -MMD -c $< -o $@
+	$(Q)$(NVCC) $(NVFLAGS) -MMD -MP -c $< -o $@
 
 # ---- linking: a program is the harness, a machine and some kernels ---------------------------------
 
@@ -142,6 +142,10 @@ $(BUILD)/sim/run_tests: $(TEST_C) $(TEST_CU) $(GALLERY) $(LIBRARY) $(SIM) $(addp
 	$(call say,LINK)
 	$(SIM_LINK) -lcriterion
 $(BUILD)/sim/gallery: $(BUILD)/tests/gallery/main.o $(GALLERY) $(LIBRARY) $(SIM)
+	$(call say,LINK)
+	$(SIM_LINK)
+# step00 with a few variants of it that only the tests of the command line know.
+$(BUILD)/sim/variants: $(BUILD)/tests/variants.o $(HARNESS) $(SIM) $(addprefix $(BUILD)/sim/,$(call kernels,$(call step_dir,00)))
 	$(call say,LINK)
 	$(SIM_LINK)
 $(BUILD)/gpu/run_tests: $(BUILD)/tests/test_kernels.o $(LIBRARY) $(GPU) $(addprefix $(BUILD)/gpu/,$(call kernels,$(STEPS)))
@@ -183,9 +187,24 @@ run: $(PROGRAM)             ## the ladder, or STEP=00 alone; DEVICE=sim|gpu, ARG
 list: $(BUILD)/sim/ladder   ## the kernels that there are
 	@$< --list
 
+# The ladder's files, rung after rung: those of a step are its .cu files, sorted by name.
+RUNG     ?= 1
+LADDER    = $(foreach s,$(STEPS),$(sort $(wildcard $(s)/*.cu)))
+RUNGS     = $(sort $(wildcard $(call step_dir,$(STEP))/*.cu))
+NUMBERS   = $(shell seq $(words $(RUNGS)))
+THIS      = $(word $(RUNG),$(RUNGS))
+BEFORE    = $(shell printf '%s\n' $(LADDER) | awk '$$0 == "$(THIS)" { print last } { last = $$0 }')
+
+diff:                       ## what changes from the step before to STEP=03, or to its RUNG=2 from its rung 1
+	$(if $(STEP),,$(error make diff needs a step: STEP=01 shows what changes from step 00 to step 01))
+	$(if $(filter $(RUNG),$(NUMBERS)),,$(error RUNG=$(RUNG): the rungs of step $(STEP) are $(or $(NUMBERS),none)))
+	$(if $(BEFORE),,$(error STEP=$(STEP): nothing comes before its first rung; try STEP=01))
+	@echo "From $(BEFORE) to $(THIS):"
+	@diff -u --color=$(if $(NO_COLOR),never,auto) --label $(BEFORE) --label $(THIS) $(BEFORE) $(THIS) || [ $$? = 1 ]
+
 test: test-$(TEST_ON)       ## all tests, on the simulator; DEVICE=gpu: the kernels, on the GPU (needs `make deps` once)
 
-test-sim: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery numpy-cases
+test-sim: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants numpy-cases
 	$(if $(filter build,$(BUILD)),$(PYTHON) notes/fill.py --check $(PAGES))
 	$(PYTHON) notes/book.py --check
 	$(PYTHON) tests/test_book.py
@@ -198,7 +217,7 @@ test-gpu: need-gpu
 need-gpu: $(if $(NVCC),$(BUILD)/gpu/run_tests)
 	@$(if $(HAS_GPU),,echo "No GPU here that the tests could run on: leave DEVICE=gpu away."; exit 1)
 
-test-full: test             ## test, then every combination of shapes, sanitizers, clang, mutants
+test-full: test             ## test, then more shapes (every three of their properties), sanitizers, clang, mutants
 	@$(MAKE) test-more
 
 # One after the other, so that each has all cores; the last line is a test runner's.
@@ -207,7 +226,7 @@ MORE_gpu := test-shapes
 test-more:
 	@set -e; for part in $(MORE_$(TEST_ON)); do echo "$$(date +%T) make $$part"; $(MAKE) $$part; done
 
-# Every kernel on every combination of shape and input; `test` takes every pair.
+# Every kernel on cases in which every three properties of shape, input and machine meet; `test` has every two.
 test-shapes: $(if $(filter gpu,$(TEST_ON)),need-gpu,$(BUILD)/sim/run_tests)
 	FULL=1 $(BUILD)/$(TEST_ON)/run_tests --filter 'kernels/*'
 

@@ -37,7 +37,7 @@ static int finish(int status) {
 // ---- what can be run ----------------------------------------------------------------------------
 
 static void list_kernels(void) {
-    printf("%-20s %-16s %-16s %s\n", "step", "kernel", "types", "idea");
+    printf("%-26s %-16s %-16s %s\n", "step", "kernel", "types", "idea");
     for (int i = 0; i < attn_kernel_count(); i++) {
         const struct attn_kernel *k = attn_kernel_at(i);
         char types[40] = "";
@@ -45,14 +45,55 @@ static void list_kernels(void) {
             if (k->dtypes >> t & 1)
                 snprintf(types + strlen(types), sizeof types - strlen(types), "%s%s",
                          types[0] ? " " : "", attn_dtype_name((enum attn_dtype)t));
-        printf("%-20s %-16s %-16s %s\n", k->step, k->name, types, k->idea);
+        printf("%-26s %-16s %-16s %s%s\n", k->step, k->name, types, k->variant ? "variant: " : "",
+               k->idea);
     }
 }
 
-static bool kernel_exists(const char *name) {
-    for (int i = 0; i < attn_kernel_count(); i++)
-        if (!strcmp(attn_kernel_at(i)->name, name)) return true;
+// Is this name, of `length` characters, that of the kernel?
+static bool is_called(const struct attn_kernel *k, const char *name, size_t length) {
+    return strlen(k->name) == length && !memcmp(k->name, name, length);
+}
+
+// The list "a,b" of --kernel, name by name: *at moves on to the next one. False at the end.
+static bool next_name(const char **at, const char **name, size_t *length) {
+    if (!*at) return false;
+    *name = *at;
+    *length = strcspn(*name, ",");
+    *at = (*name)[*length] ? *name + *length + 1 : NULL;
+    return true;
+}
+
+static bool kernels_exist(const char *list, char *why, size_t why_size) {
+    const char *name;
+    size_t length;
+    while (next_name(&list, &name, &length)) {
+        bool found = false;
+        for (int i = 0; i < attn_kernel_count() && !found; i++)
+            found = is_called(attn_kernel_at(i), name, length);
+        if (found) continue;
+        snprintf(why, why_size, "--kernel %.*s: no such kernel here; --list shows them",
+                 length > 200 ? 200 : (int)length, name);
+        return false;
+    }
+    return true;
+}
+
+// A kernel runs when --kernel names it (once, and in the registry's order, however the list is
+// written); without --kernel, when it is not a variant.
+static bool is_chosen(const struct options *o, const struct attn_kernel *k) {
+    if (!o->kernel) return !k->variant;
+    const char *list = o->kernel, *name;
+    size_t length;
+    while (next_name(&list, &name, &length))
+        if (is_called(k, name, length)) return true;
     return false;
+}
+
+static int count_chosen(const struct options *o) {
+    int count = 0;
+    for (int i = 0; i < attn_kernel_count(); i++) count += is_chosen(o, attn_kernel_at(i));
+    return count;
 }
 
 static enum attn_dtype first_dtype(const struct attn_kernel *k) {
@@ -77,8 +118,7 @@ static bool make_folder(const char *path, char *why, size_t why_size) {
 // DIR with one kernel, DIR/NAME with several.
 static bool dump_folder(const struct options *o, const struct attn_kernel *k, char *out,
                         size_t size, char *why, size_t why_size) {
-    bool several = !o->kernel && attn_kernel_count() > 1;
-    snprintf(out, size, several ? "%s/%s" : "%s", o->dump, k->name);
+    snprintf(out, size, count_chosen(o) > 1 ? "%s/%s" : "%s", o->dump, k->name);
     return make_folder(o->dump, why, why_size) && make_folder(out, why, why_size);
 }
 
@@ -146,7 +186,7 @@ static int run_input(struct session *s, const struct source *source) {
     int status = EXIT_RIGHT;
     for (int i = 0; i < attn_kernel_count() && status == EXIT_RIGHT; i++) {
         const struct attn_kernel *k = attn_kernel_at(i);
-        if (s->options->kernel && strcmp(k->name, s->options->kernel)) continue;
+        if (!is_chosen(s->options, k)) continue;
         status = prepare_for(s, k, source, &in);
         if (status == EXIT_RIGHT) status = run_one(s, k, &in);
     }
@@ -189,11 +229,8 @@ int main(int argc, char **argv) {
     case ACTION_LIST: return list_kernels(), finish(EXIT_RIGHT);
     case ACTION_RUN: break;
     }
-    if (options.kernel && !kernel_exists(options.kernel)) {
-        snprintf(s.why, sizeof s.why, "--kernel %s: no such kernel here; --list shows them",
-                 options.kernel);
+    if (options.kernel && !kernels_exist(options.kernel, s.why, sizeof s.why))
         return complain(EXIT_USAGE, s.why);
-    }
 
     if (!machine_open(&(struct machine_options){.fast = options.fast, .profile = options.profile},
                       &s.machine, s.why, sizeof s.why))
@@ -212,10 +249,9 @@ int main(int argc, char **argv) {
     options.problem.smem = options.sram ? options.sram : s.machine.smem;
     options.problem.sm = s.machine.sm;
     options.problem.sm_count = s.machine.sm_count;
-    bool one_kernel = options.kernel || attn_kernel_count() == 1;
     s.reporter = (struct reporter){.csv = options.csv,
                                    .profile = options.profile,
-                                   .detail = one_kernel,
+                                   .detail = count_chosen(&options) == 1,
                                    .machine = &s.machine,
                                    .command = command,
                                    .seed = options.seed};

@@ -10,7 +10,7 @@ struct options {
     struct attn_problem problem; // scale 0: the default; the machine's fields are not set yet
     bool shape_given;            // any of -b -H --kv-heads -n --seqlen-q --seqlen-k -d
     bool dtype_given;
-    const char *kernel; // a name, or NULL for all
+    const char *kernel; // names with commas between them; NULL: all that are not variants
     unsigned passes;
     enum data_family data;
     bool data_given;

@@ -6,6 +6,9 @@
 //   L2, DRAM  what the GPU's counters saw behind the L1 caches, and behind L2 (GPU only)
 //   distinct  sectors touched, counted once per launch: what must move if nothing stays in a cache
 //             from one launch to the next (simulator only)
+//
+// Beside them stand compulsory (each input read once, each output written once) and, from the
+// simulator, NxN: how often a matrix of N x N elements went through HBM.
 
 #include "report.h"
 
@@ -74,19 +77,17 @@ static void print_title(struct reporter *to, const struct result *r) {
     to->titled = r->prepared->number;
     printf("%s%s%s, %.4g KB of shared memory a block\n", m->name, m->driver[0] ? ", driver " : "",
            m->driver, (double)p->smem / 1024);
-    printf("input %s: B %d, H %d, Hkv %d, Nq %d, Nk %d, d %d, %s, %s, scale %g; each input read "
-           "once and each "
-           "output written once: %s\n\n",
+    printf("input %s: B %d, H %d, Hkv %d, Nq %d, Nk %d, d %d, %s, %s, scale %g\n\n",
            r->prepared->name, p->batch, p->heads, p->kv_heads, p->seqlen_q, p->seqlen_k,
-           p->head_dim, p->causal ? "causal" : "no mask", attn_dtype_name(p->dtype), p->scale,
-           bytes_text((double)r->compulsory));
-    printf("%-20s %-16s %-4s %-8s %8s %7s %9s %9s   ", "step", "kernel", "type", "pass", "error",
+           p->head_dim, p->causal ? "causal" : "no mask", attn_dtype_name(p->dtype), p->scale);
+    printf("%-6s %-16s %-4s %-8s %7s %6s %7s %7s   ", "step", "kernel", "type", "pass", "error",
            "of bar", "model", "asked");
     if (m->simulated)
-        printf("%9s ", "distinct");
+        printf("%8s ", "distinct");
     else
-        printf("%9s %9s %9s %8s %8s ", "L2", "DRAM", "time us", "TFLOP/s", "of peak");
-    printf("%9s %8s %9s %8s  %s\n", "workspace", "smem", "conflicts", "launches", "result");
+        printf("%7s %7s %9s %8s %8s ", "L2", "DRAM", "time us", "TFLOP/s", "of peak");
+    printf("%10s %6s %9s %7s %9s %8s  %s\n", "compulsory", "NxN", "workspace", "smem", "conflicts",
+           "launches", "result");
 }
 
 static void print_cell(bool known, int width, const char *text) {
@@ -97,8 +98,8 @@ static void print_gpu_cells(const struct result *r) {
     const struct measurement *m = &r->measured;
     char time[24] = "", speed[24] = "", share[24] = "";
     double peak = machine_peak_flops(r->prepared->problem.dtype);
-    print_cell(m->has_l2, 9, bytes_text((double)m->l2_read + (double)m->l2_write));
-    print_cell(m->has_dram, 9, bytes_text((double)m->dram_read + (double)m->dram_write));
+    print_cell(m->has_l2, 7, bytes_text((double)m->l2_read + (double)m->l2_write));
+    print_cell(m->has_dram, 7, bytes_text((double)m->dram_read + (double)m->dram_write));
     if (m->has_time) {
         snprintf(time, sizeof time, "%.1f", m->microseconds);
         snprintf(speed, sizeof speed, "%.3g", tflops(r));
@@ -117,33 +118,38 @@ static void print_error(const struct result *r) {
         of_bar = fmax(of_bar, isnan(r->check[i].of_bar) ? INFINITY : r->check[i].of_bar);
     }
     if (!r->checks)
-        printf("%8s %7s ", "-", "-");
+        printf("%7s %6s ", "-", "-");
     else if (of_bar < 100)
-        printf("%8.1e %6.0f%% ", error, 100 * of_bar);
+        printf("%7.1e %5.0f%% ", error, 100 * of_bar);
     else
-        printf("%8.1e %7s ", error, ">9999%");
+        printf("%7.1e %6s ", error, ">9999%");
 }
 
 static void print_row(const struct reporter *to, const struct result *r) {
     const struct measurement *m = &r->measured;
-    printf("%-20s %-16s %-4s %-8s ", r->kernel->step, r->kernel->name,
-           attn_dtype_name(r->prepared->problem.dtype), pass_name[r->pass]);
+    char passes[24];
+    // "step00": the folder's whole name is in --list.
+    printf("%-6.*s %-16s %-4s %-8s ", (int)strcspn(r->kernel->step, "_"), r->kernel->step,
+           r->kernel->name, attn_dtype_name(r->prepared->problem.dtype), pass_name[r->pass]);
     if (!has_run(r)) {
         printf("%s: %s\n", outcome_text(r), r->why);
         return;
     }
     print_error(r);
-    printf("%9s ", bytes_text(total(&r->model)));
-    printf("%9s %s ", m->has_asked ? bytes_text(total(&m->asked)) : "-",
+    printf("%7s ", bytes_text(total(&r->model)));
+    printf("%7s %s ", m->has_asked ? bytes_text(total(&m->asked)) : "-",
            !m->has_asked       ? " "
            : r->asked_is_model ? "="
                                : "!");
     if (to->machine->simulated)
-        print_cell(m->has_distinct, 9,
+        print_cell(m->has_distinct, 8,
                    bytes_text((double)m->distinct_read + (double)m->distinct_write));
     else
         print_gpu_cells(r);
-    printf("%9s %8s ", bytes_text((double)r->workspace), bytes_text((double)m->smem_per_block));
+    snprintf(passes, sizeof passes, "%.1f", r->matrix_passes);
+    printf("%10s ", bytes_text((double)r->compulsory));
+    print_cell(r->has_matrix_passes, 6, passes);
+    printf("%9s %7s ", bytes_text((double)r->workspace), bytes_text((double)m->smem_per_block));
     if (m->has_conflicts)
         printf("%9" PRIu64 " ", m->bank_conflicts);
     else
@@ -200,6 +206,7 @@ static void print_detail(const struct reporter *to, const struct result *r) {
                    "sectors, counted once per launch");
     if (to->machine->simulated) print_buffers(m);
     printf("\n");
+    if (r->tiles[0]) printf("  tiles: %s\n", r->tiles);
     for (int i = 0; i < m->launches && i < MACHINE_MAX_LAUNCHES; i++) {
         printf("  launch %d: %s", i + 1, m->launch[i].kernel);
         if (m->launch[i].microseconds > 0) printf(", %.1f us", m->launch[i].microseconds);
@@ -270,7 +277,8 @@ static void csv_header(void) {
            "L2_read,L2_write,DRAM_read,DRAM_write,distinct_read,distinct_write,"
            "compulsory,workspace,smem_per_block,bank_conflicts,launches,time_us,TFLOPs,peak_TFLOPs,"
            "peak_GBs,"
-           "launch_us,command,error_dQ,of_bar_dQ,error_dK,of_bar_dK,error_dV,of_bar_dV\n");
+           "launch_us,command,error_dQ,of_bar_dQ,error_dK,of_bar_dK,error_dV,of_bar_dV,"
+           "tiles,NxN_passes\n");
 }
 
 // The columns of a pass's checks: filled in rows of that pass.
@@ -319,6 +327,9 @@ static void csv_row(const struct reporter *to, const struct result *r) {
     putchar(',');
     csv_text(to->command);
     csv_checks(r, ATTN_BACKWARD, 3);
+    putchar(',');
+    csv_text(r->tiles);
+    csv_number(r->has_matrix_passes, r->matrix_passes);
     putchar('\n');
 }
 

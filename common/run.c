@@ -130,6 +130,22 @@ static void fetch(struct run *run, unsigned pass) {
     }
 }
 
+// How often N x N elements went through HBM: what was asked of each buffer that holds such a
+// matrix, in units of its size. step00 at d = 64: S is loaded 3 times and stored once, P 16 times
+// and once.
+static double matrix_passes(const struct run *run, const struct measurement *m) {
+    double passes = 0;
+    for (int i = 0; i < run->buffers; i++) {
+        for (int k = 0; run->buffer[i].matrix && k < m->buffers; k++) {
+            const struct machine_buffer *b = &m->buffer[k];
+            if (strncmp(b->name, run->buffer[i].name, sizeof b->name - 1)) continue;
+            uint64_t asked = b->load_sectors + b->store_sectors + b->atomic_sectors;
+            passes += (double)SECTOR * (double)asked / (double)run->buffer[i].bytes;
+        }
+    }
+    return passes;
+}
+
 static struct machine_work work_of(const struct run *run, unsigned pass) {
     const struct attn_kernel *k = run->kernel;
     return (struct machine_work){pass == ATTN_FORWARD ? k->forward : k->backward, &run->in->problem,
@@ -312,6 +328,8 @@ static void run_pass(struct run *run, struct result *r) {
         snprintf(r->why, sizeof r->why, "%s", m->error);
         return;
     }
+    r->has_matrix_passes = m->has_distinct;
+    r->matrix_passes = matrix_passes(run, m);
     // Before anything else runs. After a fault there is none: it would count a part of the pass.
     r->profile_lines = machine_profile(&r->profile);
     bool exact = m->has_distinct,
@@ -334,6 +352,7 @@ static void start_result(const struct run *run, unsigned pass, struct result *r)
     if (!can_run(run->kernel, p, r)) return;
     r->outcome = RAN_RIGHT; // so far
     r->model = run->kernel->model(p, pass);
+    if (run->kernel->describe) run->kernel->describe(p, r->tiles, sizeof r->tiles);
     for (int i = 0; i < run->buffers; i++)
         if (run->buffer[i].passes & pass) r->workspace += run->buffer[i].bytes;
 }

@@ -19,7 +19,10 @@ struct result {
     struct check check[MAX_CHECKS]; // O, LSE; or dQ, dK, dV
     struct attn_traffic model;      // bytes
     bool asked_is_model;
+    char tiles[160];                // how the kernel cuts the problem up; may be empty
     uint64_t compulsory, workspace; // bytes
+    bool has_matrix_passes;         // simulator: it knows which buffer an access goes to
+    double matrix_passes; // bytes asked of the N x N buffers, in units of the buffer's size
     struct measurement measured;
     struct profile_line *profile; // NULL without --profile; the caller frees it
     int profile_lines;

@@ -2,8 +2,8 @@
 
     python3 tests/crosscheck.py build/sim/ladder SCRATCH_FOLDER
 
-runs the program on each case below with --dump, reads its tensors back, and computes O, LSE and the
-gradients again with the NumPy of step00 (step00_naive/attention.py). So it checks what the C tests cannot: that the oracle, the options
+runs each kernel that --list names, variants too, on each case below with --dump, reads its tensors
+back, and computes O, LSE and the gradients again with the NumPy of step00 (step00_naive/attention.py). So it checks what the C tests cannot: that the oracle, the options
 and the .npy files do not share a mistake. FP8 kernels are left out: they are judged by RMSE.
 """
 import csv
@@ -163,31 +163,32 @@ def list_kernels(program):
     return {row[1]: list(itertools.takewhile(TYPES.__contains__, row[2:])) for row in rows}
 
 
-def run(program, line, folder):
-    """The program's rows, {(kernel, pass): result}, after it has written the tensors to the folder."""
-    command = [program, *shlex.split(line), "--pass", "both", "--format", "csv", "--dump", folder]
+def run(program, name, line, folder):
+    """The passes that this kernel has run, after it has written its tensors to the folder."""
+    command = [program, "--kernel", name, *shlex.split(line), "--pass", "both", "--format", "csv",
+               "--dump", folder]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     rows = list(csv.DictReader(done.stdout.splitlines()))
-    if done.returncode not in (0, 3):     # 3: no kernel takes this shape in this type
-        wrong = [f"{row['kernel']}: {row['why']}" for row in rows if row["result"] == "wrong"]
-        sys.exit(f"exit status {done.returncode} at {line}: {done.stderr.strip()}{wrong}")
-    return {(row["kernel"], row["pass"]): row["result"] for row in rows}
+    # 2, and the kernel's own reason: it does not take this shape, or has no backward.
+    refused = done.returncode == 2 and f": --kernel {name}: " in done.stderr
+    if done.returncode and not refused:
+        wrong = [row["why"] for row in rows if row["result"] == "wrong"]
+        sys.exit(f"{name}: exit status {done.returncode} at {line}: {done.stderr.strip()}{wrong}")
+    return {row["pass"] for row in rows if row["result"] == "ok"}
 
 
-def check(program, case, dtype, several, shares):
-    """Runs one case; adds each kernel's share of the bound to shares[kernel, dtype]."""
+def check(program, case, name, dtype, shares):
+    """Runs one case; adds the kernel's share of the bound to shares[kernel, dtype]."""
     line = options(case, dtype)
     # A new folder each time: what an earlier run left must not pass for this one's.
     with tempfile.TemporaryDirectory(dir=sys.argv[2]) as folder:
-        results = run(program, line, folder)
-        for (name, which), result in results.items():
-            if result != "ok" or which != "forward":
-                continue    # its row says why it does not take this shape or type
-            backward = results.get((name, "backward")) == "ok"
-            share = compare(os.path.join(folder, name) if several else folder, case, dtype, backward)
-            if not share <= 1:
-                sys.exit(f"{name}: {share:.3g} times the rounding bound at {line}")
-            shares[name, dtype].append(share)
+        passes = run(program, name, line, folder)
+        if "forward" not in passes:
+            return
+        share = compare(folder, case, dtype, "backward" in passes)
+        if not share <= 1:
+            sys.exit(f"{name}: {share:.3g} times the rounding bound at {line}")
+        shares[name, dtype].append(share)
 
 
 def main():
@@ -197,9 +198,9 @@ def main():
     shares = {(name, dtype): [] for name in kernels for dtype in kernels[name] if dtype != "fp8"}
     if not shares:
         sys.exit("there is no kernel to compare")
-    for dtype in sorted({dtype for _, dtype in shares}):
+    for name, dtype in shares:
         for case in CASES:
-            check(sys.argv[1], case, dtype, len(kernels) > 1, shares)
+            check(sys.argv[1], case, name, dtype, shares)
     for (name, dtype), of_bound in shares.items():
         if not of_bound:
             sys.exit(f"{name} {dtype}: not compared on any shape")

@@ -75,7 +75,11 @@ def write_case(folder, rng, B, H, Hkv, Nq, Nk, d, causal, size):
     arrays["dQ"], arrays["dK"], arrays["dV"] = gradients(Q, K, V, dO, P, scale)
     os.makedirs(folder, exist_ok=True)
     for name, array in arrays.items():
-        np.save(os.path.join(folder, name + ".npy"), array)
+        path = os.path.join(folder, name + ".npy")
+        part = f"{path}.{os.getpid()}"
+        with open(part, "wb") as file:
+            np.save(file, array)
+        os.replace(part, path)    # in one go: tests of another run may be reading the old one
 
 
 def main():

@@ -1,8 +1,9 @@
 // test_cli.c - the ladder program as its users meet it: command lines in, exit status, stdout and
 // stderr out.
 //
-// The program is $LADDER, or $BUILD/sim/ladder, or build/sim/ladder. Each test gets a folder of its
-// own, which it makes its working directory; so the command lines below read as one would type
+// The program is $LADDER, or $BUILD/sim/ladder, or build/sim/ladder; some tests take the program
+// `variants` beside it, which is step00 with the kernels of variants.c. Each test gets a folder of
+// its own, which it makes its working directory; so the command lines below read as one would type
 // them. The shell runs them: quotes and redirections mean what they mean there.
 #include "../common/npy.h"
 
@@ -31,22 +32,24 @@ static void limit(int resource, rlim_t most) {
 }
 
 // The tests start where the sources are; $LADDER or $BUILD may lead elsewhere.
-static void find_program(void) {
-    cr_assert_not_null(getcwd(sources, sizeof sources));
-    const char *ladder = getenv("LADDER"), *build = getenv("BUILD");
+static void find_program(const char *name, const char *elsewhere) {
+    const char *build = getenv("BUILD");
     char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/sim/ladder", build ? build : "build");
-    if (ladder) snprintf(path, sizeof path, "%s", ladder);
-    cr_assert_not_null(realpath(path, program), "%s: %s; build it with: make sim", path,
-                       strerror(errno));
+    snprintf(path, sizeof path, "%s/sim/%s", build ? build : "build", name);
+    if (elsewhere) snprintf(path, sizeof path, "%s", elsewhere);
+    cr_assert_not_null(realpath(path, program), "%s: %s; build it with: make build/sim/%s", path,
+                       strerror(errno), name);
 }
 
 static void start(void) {
-    find_program();
+    cr_assert_not_null(getcwd(sources, sizeof sources));
+    find_program("ladder", getenv("LADDER"));
     snprintf(folder, sizeof folder, "%s/test_cli_XXXXXX", P_tmpdir);
     cr_assert_not_null(mkdtemp(folder), "no scratch folder in %s", P_tmpdir);
     cr_assert_eq(chdir(folder), 0);
-    limit(RLIMIT_CPU, 10); // seconds: a program that never ends fails one test and no more
+    // Seconds that one program may compute: one that never ends fails one test and no more. It is
+    // not there to measure: the longest run takes 2 or 3, and more where others use the same cores.
+    limit(RLIMIT_CPU, 120);
     limit(RLIMIT_CORE, 0);
     unsetenv("NO_COLOR");
 }
@@ -57,7 +60,14 @@ static void clean_up(void) {
     if (chdir("/") || system(command)) cr_log_warn("%s is left behind", folder);
 }
 
-TestSuite(cli, .init = start, .fini = clean_up, .timeout = 60);
+// Seconds by the clock, for a program that waits for ever; a busy machine must not reach them.
+TestSuite(cli, .init = start, .fini = clean_up, .timeout = 900);
+
+static void use_variants(void) {
+    cr_assert_eq(chdir(sources), 0);
+    find_program("variants", NULL);
+    cr_assert_eq(chdir(folder), 0);
+}
 
 struct output {
     int status; // as a shell gives it: 128 + the signal, if one ended the program
@@ -387,12 +397,14 @@ Test(cli, version_is_one_line) {
 enum { MAX_KERNELS = 64, NAME = 64 };
 
 struct list {
-    int kernels;
+    int kernels, rungs;
     char name[MAX_KERNELS][NAME];
+    char ladder[MAX_KERNELS][NAME];
     char text[TEXT];
 };
 
-// --list: a heading, then a line for each kernel, with its step's folder, its name and more.
+// --list: a heading, then a line for each kernel, with its step's folder, its name and more. Those
+// that run without --kernel stand in `ladder`, too.
 static const struct list *list_kernels(void) {
     static struct list list;
     struct output o = ladder_ok("--list");
@@ -402,7 +414,9 @@ static const struct list *list_kernels(void) {
     cr_assert(line && !strncmp(line, "step ", 5), "the heading of --list: %s", line);
     while ((line = strtok_r(NULL, "\n", &rest))) {
         cr_assert_lt(list.kernels, MAX_KERNELS);
-        cr_assert_eq(sscanf(line, "step%*s %63s", list.name[list.kernels++]), 1, "%s", line);
+        cr_assert_eq(sscanf(line, "step%*s %63s", list.name[list.kernels]), 1, "%s", line);
+        if (!strstr(line, " variant: ")) strcpy(list.ladder[list.rungs++], list.name[list.kernels]);
+        list.kernels++;
     }
     return &list;
 }
@@ -419,6 +433,95 @@ Test(cli, list_shows_the_kernels) {
     }
 }
 
+// ---- several kernels, and variants -------------------------------------------------------------
+
+Test(cli, list_marks_the_variants) {
+    use_variants();
+    const struct list *list = list_kernels();
+    cr_expect_eq(list->kernels, 3);
+    cr_expect_eq(list->rungs, 1);
+    cr_expect_str_eq(list->ladder[0], "naive");
+    cr_expect_str_eq(list->name[1], "naive-described"); // by rung, not as registered
+    cr_expect_str_eq(list->name[2], "naive-64");
+    cr_expect(strstr(list->text, " variant: says how"), "%s", list->text);
+}
+
+// The names in the rows of a table, with commas between them.
+static const char *rows_of(const struct output *o) {
+    static char names[TEXT];
+    names[0] = '\0';
+    for (const char *line = strstr(o->out, "\nstep0"); line; line = strstr(line + 1, "\nstep0")) {
+        char name[NAME];
+        cr_assert_eq(sscanf(line, "\nstep%*s %63s", name), 1);
+        sprintf(names + strlen(names), "%s%s", names[0] ? "," : "", name);
+    }
+    return names;
+}
+
+static void expect_rows(const char *arguments, const char *names, bool details) {
+    struct output o = ladder_ok(arguments);
+    cr_expect_str_eq(rows_of(&o), names, "%s: rows %s, not %s", arguments, rows_of(&o), names);
+    cr_expect_eq(strstr(o.out, "\n  launch 1") != NULL, details, "%s: details", arguments);
+}
+
+// The default leaves variants out, and what is left here is one kernel, so it is explained.
+Test(cli, a_variant_runs_when_it_is_named) {
+    use_variants();
+    expect_rows("-n 4", "naive", true);
+    expect_rows("-n 4 --kernel all", "naive", true);
+    expect_rows("-n 4 --kernel naive-64", "naive-64", true);
+    expect_rows("-n 4 --kernel naive-described", "naive-described", true);
+}
+
+Test(cli, several_kernels_run_once_each_and_in_the_order_of_the_list) {
+    use_variants();
+    expect_rows("-n 4 --kernel naive,naive-64", "naive,naive-64", false);
+    expect_rows("-n 4 --kernel naive-64,naive-described,naive", "naive,naive-described,naive-64",
+                false);
+    expect_rows("-n 4 --kernel naive-64,naive,naive-64", "naive,naive-64", false);
+    expect_rows("-n 4 --kernel naive,naive", "naive", true);
+    expect_rows("-n 4 --kernel naive --kernel naive-64", "naive-64", true); // the last one counts
+}
+
+Test(cli, each_name_of_several_must_be_right) {
+    static const struct refusal table[] = {
+        {"--kernel naive,nonsuch", 2, {"--kernel nonsuch:", "--list"}},
+        {"--kernel nonsuch,naive", 2, {"--kernel nonsuch:", "--list"}},
+        {"--kernel naive,naive-", 2, {"--kernel naive-:", "--list"}},
+        {"--kernel naive,naiv", 2, {"--kernel naiv:", "--list"}},
+        {"--kernel naive,", 2, {"--kernel :", "--list"}},
+        {"--kernel ,naive", 2, {"--kernel :", "--list"}},
+        {"--kernel naive,all", 2, {"--kernel all:", "--list"}},
+        {"--kernel naive-64,naive-described -n 4 -d 32 --dtype fp16", 2, {"naive-described"}},
+    };
+    use_variants();
+    EXPECT_REFUSALS(table);
+}
+
+// What is refused of a named kernel is so of each of several; the rows before it stand.
+Test(cli, a_shape_that_one_of_several_does_not_take) {
+    use_variants();
+    const char *arguments = "-n 4 -d 32 --kernel naive,naive-64";
+    struct output o = ladder(arguments);
+    expect_one_line(arguments, &o, 2);
+    cr_expect(strstr(o.err, "--kernel naive-64: takes d = 64 alone"), "%s", o.err);
+    cr_expect_str_eq(rows_of(&o), "naive");
+    ladder_ok("-n 4 -d 32 --kernel naive,naive-described");
+}
+
+Test(cli, dump_of_several_named_kernels) {
+    use_variants();
+    ladder_ok("-n 4 --kernel naive-64,naive --dump several");
+    ladder_ok("-n 4 --kernel naive-64 --dump one");
+    ladder_ok("-n 4 --dump default");
+    static const char *const files[] = {"several/naive/O.npy", "several/naive-64/O.npy",
+                                        "one/O.npy", "default/O.npy"};
+    for (int i = 0; i < 4; i++)
+        cr_expect_eq(access(files[i], R_OK), 0, "%s: %s", files[i], strerror(errno));
+    cr_expect_neq(access("several/O.npy", F_OK), 0);
+    cr_expect_neq(access("several/naive-described", F_OK), 0);
+}
+
 // ---- CSV ---------------------------------------------------------------------------------------
 
 // A contract: scripts, and the tables of the chapters, read these columns by name.
@@ -431,14 +534,15 @@ static const char heading[] =
     "L2_read,L2_write,DRAM_read,DRAM_write,distinct_read,distinct_write,"
     "compulsory,workspace,smem_per_block,bank_conflicts,launches,"
     "time_us,TFLOPs,peak_TFLOPs,peak_GBs,launch_us,command,"
-    "error_dQ,of_bar_dQ,error_dK,of_bar_dK,error_dV,of_bar_dV";
+    "error_dQ,of_bar_dQ,error_dK,of_bar_dK,error_dV,of_bar_dV,"
+    "tiles,NxN_passes";
 
 // Of --profile.
 static const char profile_heading[] =
     "step,kernel,pass,input,launch,file,line,memory,kind,name,requests,lanes,"
     "sectors,ideal_sectors,used_bytes,wavefronts,ideal_wavefronts,source";
 
-enum { COLUMNS = 58, PROFILE_COLUMNS = 18, MAX_ROWS = 16 * MAX_KERNELS };
+enum { COLUMNS = 60, PROFILE_COLUMNS = 18, MAX_ROWS = 16 * MAX_KERNELS };
 
 struct csv {
     struct output output;
@@ -547,9 +651,9 @@ static void expect_right_row(const struct csv *c, int row) {
 Test(cli, csv_has_the_documented_columns) {
     const struct list *list = list_kernels();
     struct csv *c = ladder_csv("-H 2 --kv-heads 1 --seqlen-q 33 --seqlen-k 40 --causal --seed 7");
-    cr_assert_eq(c->rows, list->kernels, "one row a kernel");
+    cr_assert_eq(c->rows, list->rungs, "one row a kernel that is not a variant");
     for (int row = 1; row <= c->rows; row++) {
-        expect_cell(c, row, "kernel", list->name[row - 1]);
+        expect_cell(c, row, "kernel", list->ladder[row - 1]);
         expect_cell(c, row, "device", "SIMT simulator");
         expect_values(c, row,
                       "pass=forward input=normal seed=7 batch=1 heads=2 kv_heads=1 "
@@ -567,6 +671,49 @@ Test(cli, csv_quotes_what_needs_quotes) {
     struct csv *c = ladder_csv("--load 'a \"b\", c' --kernel naive");
     expect_cell(c, 1, "input", "a \"b\", c");
     cr_expect(strstr(cell(c, 1, "command"), "--load a \"b\", c --kernel naive"));
+}
+
+// ---- tiles, and passes over N x N --------------------------------------------------------------
+
+Test(cli, tiles_are_the_kernels_own_words) {
+    use_variants();
+    struct output o = ladder_ok("-n 4 --kernel naive-described");
+    cr_expect(strstr(o.out, "\n  tiles: Br 8, \"Bc\" 4\n  launch 1: "), "%s", o.out);
+    cr_expect_not(strstr(ladder_ok("-n 4").out, "tiles"));
+    struct csv *c = ladder_csv("-n 4 --kernel naive,naive-described");
+    expect_cell(c, 1, "tiles", "");
+    expect_cell(c, 2, "tiles", "Br 8, \"Bc\" 4");
+}
+
+// At d = 64 scores writes S and softmax reads it three times; softmax writes P, and weighted_sum
+// asks for 32 bytes of it in each of d / 32 tiles of columns where 4 would do: 3 + 1 + 1 + 16.
+Test(cli, passes_over_the_matrices_are_counted) {
+    use_variants();
+    struct csv *c = ladder_csv("-n 64 --kernel naive,naive-64");
+    expect_cell(c, 1, "NxN_passes", "21");
+    expect_cell(c, 2, "NxN_passes", "0");
+    cr_expect(strstr(ladder_ok("-n 64").out, "  21.0  "));
+    expect_cell(ladder_csv("-n 64 -d 32"), 1, "NxN_passes", "13");
+    expect_cell(ladder_csv("-n 64 -H 3 -b 2"), 1, "NxN_passes", "21");
+    expect_cell(ladder_csv("-n 64 --fast"), 1, "NxN_passes", "");
+    // P is read 16 times by dV's sums and twice by softmax_backward; dP is written once and read
+    // twice; dS is written once and read 16 times each for dQ and dK.
+    c = ladder_csv("-n 64 --pass both --kernel naive");
+    expect_cell(c, 1, "NxN_passes", "21");
+    expect_cell(c, 2, "NxN_passes", "54");
+    expect_cell(ladder_csv("-n 64 --pass backward --kernel naive"), 1, "NxN_passes", "54");
+}
+
+// A row fits a wide terminal, and each input's title names the columns above it.
+Test(cli, rows_of_the_table_are_no_longer_than_the_title_of_their_columns) {
+    struct output o = ladder_ok("-n 64 --pass both --kernel naive");
+    char *title = strstr(o.out, "\nstep ");
+    cr_assert_not_null(title);
+    int wide = (int)strcspn(title + 1, "\n");
+    cr_expect_leq(wide, 142, "%d columns", wide);
+    for (char *row = strstr(o.out, "\nstep00"); row; row = strstr(row + 1, "\nstep00"))
+        cr_expect_leq((int)strcspn(row + 1, "\n"), wide, "%s", row);
+    cr_expect(strstr(title, "compulsory") && strstr(title, "NxN"), "%s", title);
 }
 
 // ---- one option at a time ----------------------------------------------------------------------
@@ -903,16 +1050,16 @@ Test(cli, seeds_differ_and_repeat) {
     free(one), free(two);
 }
 
-// With one kernel, by name or because there is no other, files lie right in the folder.
+// With one kernel, by name or because no other is chosen, files lie right in the folder.
 Test(cli, dump_makes_a_folder_for_each_of_several_kernels) {
     const struct list *list = list_kernels();
-    bool several = list->kernels > 1;
+    bool several = list->rungs > 1;
     char path[NAME + 64];
     ladder_ok("-n 33 --kernel naive --dump named");
     cr_expect_eq(access("named/O.npy", R_OK), 0, "named/O.npy: %s", strerror(errno));
     ladder_ok("-n 33 --dump all");
-    for (int i = 0; i < list->kernels; i++) {
-        snprintf(path, sizeof path, several ? "all/%s/O.npy" : "all/O.npy", list->name[i]);
+    for (int i = 0; i < list->rungs; i++) {
+        snprintf(path, sizeof path, several ? "all/%s/O.npy" : "all/O.npy", list->ladder[i]);
         cr_expect_eq(access(path, R_OK), 0, "%s: %s", path, strerror(errno));
     }
 }

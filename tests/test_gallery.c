@@ -46,7 +46,8 @@ static const struct {
     {"too_many_threads", "has 2048 threads; a block has at most 1024", "LAUNCH(faulty"},
     {"too_much_static_shared", "52000 bytes of __shared__ arrays; the limit is 49152 (48 KB)",
      "LAUNCH(faulty"},
-    {"unwritten_global", "uninitialised: atomic of out + 0", "atomicAdd(&out[threadIdx.x]"},
+    // Of which element depends on how far another block has come, whose atomics are writes, too.
+    {"unwritten_global", "uninitialised: atomic of out + ", "atomicAdd(&out[threadIdx.x]"},
     {"unwritten_shared", "uninitialised: load of tile + 400 (shared memory)", "sum += tile[k]"},
     {"waiting_for_each_other", "16 wait in __syncwarp()", "__syncthreads();"},
     {"warp_without_syncwarp", "a __syncwarp() is missing", "out[lane] = tile[lane ^ 1]"},

@@ -1,10 +1,13 @@
 // test_kernels.c - every registered kernel on every kind of shape and input, on either machine.
+//
+// FULL=1 takes more cases; KERNEL=name,name only these kernels.
 
 #include "run.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static struct machine machine;
 
@@ -22,63 +25,155 @@ static const struct {
 } lengths[] = {{1, 1}, {33, 33}, {64, 64}, {130, 130}, {37, 100}, {100, 37}, {1, 77}, {77, 1}};
 static const struct { int batch, q, kv; } heads[] = {{1, 1, 1}, {2, 2, 2}, {1, 4, 2}, {2, 3, 1}};
 static const int dims[] = {8, 40, 64, 128, 256};
-enum { LENGTHS = sizeof lengths / sizeof *lengths, HEADS = 4, DIMS = 5, MASKS = 2, FACTORS = 5 };
-static const int levels[FACTORS] = {LENGTHS, DATA_FAMILIES, HEADS, DIMS, MASKS};
+static const size_t memory[] = {0, 49152}; // for a block: all that the machine has; 48 KB
 
-// A case is one level of each factor: length, family, heads, d, causal.
+// A case is one level of each factor.
+enum factor { LENGTH, FAMILY, HEADS, DIM, MASK, MEMORY, FACTORS };
+static const int levels[FACTORS] = {8, DATA_FAMILIES, 4, 5, 2, 2};
+enum { PRODUCT = 8 * DATA_FAMILIES * 4 * 5 * 2 * 2, MAX_CASES = 400 };
+
 static struct attn_problem problem_of(const int level[FACTORS], enum attn_dtype dtype) {
     struct attn_problem p = {
-        .batch = heads[level[2]].batch,
-        .heads = heads[level[2]].q,
-        .kv_heads = heads[level[2]].kv,
-        .seqlen_q = lengths[level[0]].q,
-        .seqlen_k = lengths[level[0]].k,
-        .head_dim = dims[level[3]],
-        .causal = level[4],
+        .batch = heads[level[HEADS]].batch,
+        .heads = heads[level[HEADS]].q,
+        .kv_heads = heads[level[HEADS]].kv,
+        .seqlen_q = lengths[level[LENGTH]].q,
+        .seqlen_k = lengths[level[LENGTH]].k,
+        .head_dim = dims[level[DIM]],
+        .causal = level[MASK],
+        .smem = memory[level[MEMORY]],
         .dtype = dtype,
     };
     return p;
 }
 
-// Each length with each family, and the other factors spread so that every two levels of different
-// factors meet in some case (the test below counts them).
-static void pairwise_case(int number, int level[FACTORS]) {
-    int length = number % LENGTHS, family = number / LENGTHS;
-    level[0] = length;
-    level[1] = family;
-    level[2] = (length + family) % HEADS;
-    level[3] = (2 * length + family) % DIMS;
-    level[4] = (length / 2 + family + number / 4) % MASKS;
+// ---- which cases --------------------------------------------------------------------------------
+//
+// There are 3840, of which a run of all tests takes some 60, so that every two levels of different
+// factors meet in one of them; with FULL=1 some 300, so that every three levels do: all but those of
+// length, heads and d, which meet in pairs. Heads say where rows lie, and the largest shapes, each with
+// each number of heads, would take as long as all the rest. (Most faults in software need one or
+// two parameters to show, and few more than three: Kuhn, Wallace, Gallo 2004.)
+
+// The levels of some factors (bits) as one number; below 8 * 6 * 5 for any three of ours.
+enum { MAX_TUPLES = 8 * 6 * 5 };
+static int tuple(unsigned factors, const int level[FACTORS]) {
+    int number = 0;
+    for (int f = 0; f < FACTORS; f++)
+        if (factors >> f & 1) number = number * levels[f] + level[f];
+    return number;
 }
 
-static void cross_product_case(int number, int level[FACTORS]) {
-    for (int f = 0; f < FACTORS; f++) {
-        level[f] = number % levels[f];
-        number /= levels[f];
+// Must all levels of these factors meet?
+static bool is_promised(unsigned factors, int strength) {
+    return __builtin_popcount(factors) == strength &&
+           factors != (1u << LENGTH | 1u << HEADS | 1u << DIM);
+}
+
+struct cases {
+    int count, level[MAX_CASES][FACTORS];
+    bool met[1 << FACTORS][MAX_TUPLES];
+};
+
+static int count_new(const struct cases *c, int strength, const int level[FACTORS]) {
+    int count = 0;
+    for (unsigned factors = 0; factors < 1 << FACTORS; factors++)
+        count += is_promised(factors, strength) && !c->met[factors][tuple(factors, level)];
+    return count;
+}
+
+static void add_case(struct cases *c, const int level[FACTORS]) {
+    cr_assert_lt(c->count, MAX_CASES);
+    memcpy(c->level[c->count++], level, sizeof c->level[0]);
+    for (unsigned factors = 0; factors < 1 << FACTORS; factors++)
+        if (__builtin_popcount(factors) <= 3) c->met[factors][tuple(factors, level)] = true;
+}
+
+// What a case costs: about the number of products, and as much as 230000 of them to set it up.
+static uint64_t cost(const int level[FACTORS]) {
+    struct attn_problem p = problem_of(level, ATTN_FP32);
+    return 230000 + (uint64_t)p.batch * (uint64_t)p.heads * (uint64_t)p.seqlen_q *
+                        (uint64_t)p.seqlen_k * (uint64_t)p.head_dim;
+}
+
+// Greedily: the next case is the one that brings most for its cost. (The square makes for fewer
+// cases, which cost less together than many cheap ones.)
+static void choose_cases(struct cases *c, int strength) {
+    *c = (struct cases){0};
+    for (uint64_t best = 1; best;) {
+        int best_level[FACTORS], level[FACTORS];
+        best = 0;
+        for (int number = 0; number < PRODUCT; number++) {
+            for (int f = 0, rest = number; f < FACTORS; rest /= levels[f++])
+                level[f] = rest % levels[f];
+            uint64_t gain = (uint64_t)count_new(c, strength, level);
+            uint64_t worth = gain * gain * 10000000000 / cost(level);
+            if (worth <= best) continue;
+            best = worth;
+            memcpy(best_level, level, sizeof level);
+        }
+        if (best) add_case(c, best_level);
     }
 }
 
 static bool full(void) { return getenv("FULL") != NULL; }
 
-static int cases(void) {
-    int n = 1;
-    for (int f = 0; f < FACTORS; f++) n *= levels[f];
-    return full() ? n : LENGTHS * DATA_FAMILIES;
+static const struct cases *cases(void) {
+    static struct cases chosen;
+    if (!chosen.count) choose_cases(&chosen, full() ? 3 : 2);
+    return &chosen;
+}
+
+// ---- do they cover what is promised? Counted without the helpers above --------------------------
+
+static bool meet(const struct cases *c, const int factor[3], const int level[3]) {
+    for (int n = 0; n < c->count; n++) {
+        const int *at = c->level[n];
+        if (at[factor[0]] == level[0] && at[factor[1]] == level[1] && at[factor[2]] == level[2])
+            return true;
+    }
+    return false;
+}
+
+// Counts the triples of levels of these three factors that no case has. With a factor twice, pairs.
+static int count_unmet(const struct cases *c, int f, int g, int h) {
+    int unmet = 0;
+    for (int a = 0; a < levels[f]; a++)
+        for (int b = 0; b < levels[g]; b++)
+            for (int i = 0; i < levels[h]; i++)
+                if (h != g || i == b)
+                    unmet += !meet(c, (const int[3]){f, g, h}, (const int[3]){a, b, i});
+    return unmet;
+}
+
+static struct cases of_test;
+
+static void expect_every_pair(void) {
+    for (int f = 0; f < FACTORS; f++)
+        for (int g = f + 1; g < FACTORS; g++)
+            cr_expect_eq(count_unmet(&of_test, f, g, g), 0, "factors %d, %d", f, g);
 }
 
 Test(kernels, the_chosen_cases_cover_every_pair) {
+    choose_cases(&of_test, 2);
+    cr_expect_leq(of_test.count, 64, "%d cases", of_test.count);
+    expect_every_pair();
+}
+
+Test(kernels, the_chosen_cases_of_a_full_run_cover_every_triple) {
+    int pairs_only = 0;
+    choose_cases(&of_test, 3);
+    cr_expect_leq(of_test.count, 300, "%d cases", of_test.count);
+    expect_every_pair();
     for (int f = 0; f < FACTORS; f++)
-        for (int g = 0; g < f; g++) {
-            bool met[8][8] = {{false}};
-            for (int n = 0; n < LENGTHS * DATA_FAMILIES; n++) {
-                int level[FACTORS];
-                pairwise_case(n, level);
-                met[level[f]][level[g]] = true;
+        for (int g = f + 1; g < FACTORS; g++)
+            for (int h = g + 1; h < FACTORS; h++) {
+                if (f == LENGTH && g == HEADS && h == DIM)
+                    pairs_only++;
+                else
+                    cr_expect_eq(count_unmet(&of_test, f, g, h), 0, "factors %d %d %d", f, g, h);
             }
-            for (int a = 0; a < levels[f]; a++)
-                for (int b = 0; b < levels[g]; b++)
-                    cr_expect(met[a][b], "factors %d, %d: levels %d, %d never meet", f, g, a, b);
-        }
+    cr_expect_eq(pairs_only, 1);
 }
 
 // ---- every kernel -------------------------------------------------------------------------------
@@ -86,9 +181,9 @@ Test(kernels, the_chosen_cases_cover_every_pair) {
 static const char *shape_text(const struct attn_problem *p) {
     static char text[160];
     snprintf(text, sizeof text,
-             "-b %d -H %d --kv-heads %d --seqlen-q %d --seqlen-k %d -d %d%s --dtype %s", p->batch,
-             p->heads, p->kv_heads, p->seqlen_q, p->seqlen_k, p->head_dim,
-             p->causal ? " --causal" : "", attn_dtype_name(p->dtype));
+             "-b %d -H %d --kv-heads %d --seqlen-q %d --seqlen-k %d -d %d%s --sram %zu --dtype %s",
+             p->batch, p->heads, p->kv_heads, p->seqlen_q, p->seqlen_k, p->head_dim,
+             p->causal ? " --causal" : "", p->smem, attn_dtype_name(p->dtype));
     return text;
 }
 
@@ -100,20 +195,20 @@ static bool passed(const struct result *r) {
 
 enum { BOTH = ATTN_FORWARD | ATTN_BACKWARD };
 
-// The passes that the kernel has of these; the backward once after its own forward, and (not in
-// every combination, which takes long enough) once alone. The worst outcome.
-static enum outcome expect_right(const struct attn_kernel *k, unsigned passes,
+// The passes that the kernel has of these, the backward after its own forward; with `alone` once
+// more without it. The worst outcome.
+static enum outcome expect_right(const struct attn_kernel *k, unsigned passes, bool alone,
                                  struct attn_problem p, const struct source *source) {
     char why[300];
     struct prepared in;
     enum outcome worst = RAN_RIGHT;
     passes &= k->passes;
     const unsigned runs[] = {passes, ATTN_BACKWARD};
-    p.smem = machine.smem;
+    if (!p.smem) p.smem = machine.smem;
     p.sm = machine.sm;
     p.sm_count = machine.sm_count;
     cr_assert_eq(prepare(&p, passes, source, &in, why, sizeof why), RAN_RIGHT, "%s", why);
-    for (int i = 0; i < (passes == BOTH && !full() ? 2 : 1); i++) {
+    for (int i = 0; i < (passes == BOTH && alone ? 2 : 1); i++) {
         struct result r[2];
         int results = run_kernel(k, &in, runs[i], 1, NULL, r);
         for (int n = 0; n < results; n++) {
@@ -128,13 +223,12 @@ static enum outcome expect_right(const struct attn_kernel *k, unsigned passes,
 }
 
 static void every_case(const struct attn_kernel *k, enum attn_dtype dtype) {
-    enum { ENOUGH = 5 }; // examples of what is wrong
+    const int enough = getenv("CRITERION_FAIL_FAST") ? 1 : 5; // examples of what is wrong
     int right = 0, wrong = 0;
-    for (int n = 0; n < cases() && wrong < ENOUGH; n++) {
-        int level[FACTORS];
-        (full() ? cross_product_case : pairwise_case)(n, level);
-        struct source source = {NULL, (enum data_family)level[1], 42};
-        enum outcome outcome = expect_right(k, BOTH, problem_of(level, dtype), &source);
+    for (int n = 0; n < cases()->count && wrong < enough; n++) {
+        const int *level = cases()->level[n];
+        struct source source = {NULL, (enum data_family)level[FAMILY], 42};
+        enum outcome outcome = expect_right(k, BOTH, n % 4 == 0, problem_of(level, dtype), &source);
         right += outcome == RAN_RIGHT;
         wrong += outcome == RAN_WRONG;
     }
@@ -142,17 +236,31 @@ static void every_case(const struct attn_kernel *k, enum attn_dtype dtype) {
               "--kernel %s --dtype %s takes none of the shapes", k->name, attn_dtype_name(dtype));
 }
 
+// Is it one of those in KERNEL=name,name, or are all asked for?
+static bool is_asked_for(const struct attn_kernel *k) {
+    const char *at = getenv("KERNEL");
+    size_t length = strlen(k->name);
+    for (; at && *at; at += strcspn(at, ","), at += *at == ',')
+        if (strcspn(at, ",") == length && !memcmp(at, k->name, length)) return true;
+    return !getenv("KERNEL");
+}
+
 static void every_kernel(void (*test)(const struct attn_kernel *, enum attn_dtype)) {
-    cr_assert_gt(attn_kernel_count(), 0);
-    for (int i = 0; i < attn_kernel_count(); i++)
+    int tested = 0;
+    for (int i = 0; i < attn_kernel_count(); i++) {
+        const struct attn_kernel *k = attn_kernel_at(i);
+        if (!is_asked_for(k)) continue;
+        tested++;
         for (int t = 0; t < ATTN_DTYPES; t++)
-            if (attn_kernel_at(i)->dtypes >> t & 1) test(attn_kernel_at(i), (enum attn_dtype)t);
+            if (k->dtypes >> t & 1) test(k, (enum attn_dtype)t);
+    }
+    cr_expect_gt(tested, 0, "no kernel to test; KERNEL must name some that are linked in");
 }
 
 Test(kernels, all_are_right_on_every_shape_and_input) { every_kernel(every_case); }
 
 static void real_input(const struct attn_kernel *k, enum attn_dtype dtype) {
-    expect_right(k, ATTN_FORWARD, (struct attn_problem){.dtype = dtype},
+    expect_right(k, ATTN_FORWARD, false, (struct attn_problem){.dtype = dtype},
                  &(struct source){.load = "tests/minilm"});
 }
 
@@ -170,7 +278,7 @@ static void large_scale(const struct attn_kernel *k, enum attn_dtype dtype) {
                              .causal = true,
                              .scale = 10,
                              .dtype = dtype};
-    expect_right(k, BOTH, p, &(struct source){NULL, DATA_NORMAL, 42});
+    expect_right(k, BOTH, true, p, &(struct source){NULL, DATA_NORMAL, 42});
 }
 
 Test(kernels, all_are_right_with_a_large_scale) { every_kernel(large_scale); }

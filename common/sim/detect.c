@@ -41,10 +41,14 @@ struct cell {
 
 size_t detect_cell_bytes(size_t bytes) { return (bytes / 4 + 1) * sizeof(struct cell); }
 
-// Cells come from the system as zeros, and only those that are touched take memory.
+// Cells come from the system as zeros. Of a large array only those that are touched take memory. Of
+// a small one all do, at once: a page fault in each launch would cost more than the launch itself.
+enum { SMALL = 32 << 20 }; // bytes
+
 struct cell *detect_new_cells(size_t bytes) {
+    int at_once = detect_cell_bytes(bytes) <= SMALL ? MAP_POPULATE : MAP_NORESERVE;
     void *p = mmap(NULL, detect_cell_bytes(bytes), PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+                   MAP_PRIVATE | MAP_ANONYMOUS | at_once, -1, 0);
     return p == MAP_FAILED ? NULL : p;
 }
 
@@ -53,7 +57,11 @@ void detect_free_cells(struct cell *cells, size_t bytes) {
 }
 
 void detect_forget(struct cell *cells, size_t bytes) {
-    if (cells) madvise(cells, detect_cell_bytes(bytes), MADV_DONTNEED);
+    size_t all = detect_cell_bytes(bytes);
+    if (cells && all <= SMALL)
+        memset(cells, 0, all);
+    else if (cells)
+        madvise(cells, all, MADV_DONTNEED);
 }
 
 // ---- one access against the cell of its word ---------------------------------------------------

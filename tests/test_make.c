@@ -1,0 +1,113 @@
+// test_make.c - what `make diff` shows: in a small tree of its own, with the project's Makefile.
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static char sources[PATH_MAX], folder[64], text[1 << 14];
+
+static void write_file(const char *path, const char *content) {
+    FILE *file = fopen(path, "w");
+    cr_assert(file && fputs(content, file) >= 0 && !fclose(file), "%s: %s", path, strerror(errno));
+}
+
+static void start(void) {
+    cr_assert_not_null(getcwd(sources, sizeof sources));
+    snprintf(folder, sizeof folder, "%s/test_make_XXXXXX", P_tmpdir);
+    cr_assert_not_null(mkdtemp(folder), "no scratch folder in %s", P_tmpdir);
+    cr_assert_eq(chdir(folder), 0);
+    // This make is no part of the one that runs the tests.
+    static const char *const variables[] = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "BUILD",
+                                            "STEP",      "RUNG",   "DEVICE",    "NO_COLOR"};
+    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) unsetenv(variables[i]);
+    mkdir("step00_a", 0777), mkdir("step01_b", 0777), mkdir("step02_c", 0777);
+    mkdir("common", 0777);
+    write_file("step00_a/Makefile", "STEP := step00_a\ninclude ../common/step.mk\n");
+    write_file("step01_b/Makefile", "STEP := step01_b\ninclude ../common/step.mk\n");
+    write_file("step02_c/Makefile", "STEP := step02_c\ninclude ../common/step.mk\n");
+    write_file("step00_a/attention.cu", "same\nzero\n");
+    write_file("step01_b/1_x.cu", "same\none\n");
+    write_file("step01_b/2_y.cu", "same\ntwo\n");
+    write_file("step02_c/attention.cu", "same\ntwo\n");
+    char command[2 * PATH_MAX + 64];
+    snprintf(command, sizeof command, "ln -s '%s/Makefile' . && ln -s '%s/common/step.mk' common",
+             sources, sources);
+    cr_assert_eq(system(command), 0);
+}
+
+static void clean_up(void) {
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    if (chdir("/") || system(command)) cr_log_warn("%s is left behind", folder);
+}
+
+TestSuite(make, .init = start, .fini = clean_up, .timeout = 300);
+
+// Runs make with these arguments; what it prints, errors too, is in `text`. Gives its exit status.
+static int make(const char *arguments) {
+    char command[256];
+    snprintf(command, sizeof command, "make %s 2>&1", arguments);
+    FILE *pipe = popen(command, "r");
+    cr_assert_not_null(pipe);
+    text[fread(text, 1, sizeof text - 1, pipe)] = '\0';
+    return WEXITSTATUS(pclose(pipe));
+}
+
+static void expect_diff(const char *arguments, const char *all) {
+    cr_expect_eq(make(arguments), 0, "%s: %s", arguments, text);
+    cr_expect_str_eq(text, all, "%s: %s", arguments, text);
+}
+
+Test(make, a_step_differs_from_the_last_rung_of_the_step_before) {
+    static const char to_1[] = "From step00_a/attention.cu to step01_b/1_x.cu:\n"
+                               "--- step00_a/attention.cu\n+++ step01_b/1_x.cu\n"
+                               "@@ -1,2 +1,2 @@\n same\n-zero\n+one\n";
+    expect_diff("diff STEP=01", to_1);
+    expect_diff("diff STEP=01 RUNG=1", to_1);
+    expect_diff("-C step01_b --no-print-directory diff", to_1);
+    expect_diff("diff STEP=02", "From step01_b/2_y.cu to step02_c/attention.cu:\n"); // the same
+}
+
+Test(make, a_rung_differs_from_the_one_before) {
+    static const char to_2[] = "From step01_b/1_x.cu to step01_b/2_y.cu:\n"
+                               "--- step01_b/1_x.cu\n+++ step01_b/2_y.cu\n"
+                               "@@ -1,2 +1,2 @@\n same\n-one\n+two\n";
+    expect_diff("diff STEP=01 RUNG=2", to_2);
+    expect_diff("-C step01_b --no-print-directory diff RUNG=2", to_2);
+}
+
+static void expect_error(const char *arguments, const char *words) {
+    cr_expect_eq(make(arguments), 2, "%s", arguments);
+    cr_expect(strstr(text, words), "%s: \"%s\" is missing in: %s", arguments, words, text);
+    const char *end = strchr(text, '\n');
+    cr_expect(end && !end[1], "%s: not one line: %s", arguments, text);
+}
+
+Test(make, diff_says_what_it_cannot_show) {
+    expect_error("diff", "needs a step: STEP=01");
+    expect_error("diff RUNG=2", "needs a step");
+    expect_error("diff STEP=00", "STEP=00: nothing comes before");
+    expect_error("diff STEP=03", "No step 03; there are: 00 01 02");
+    expect_error("diff STEP=01 RUNG=3", "RUNG=3: the rungs of step 01 are 1 2");
+    expect_error("diff STEP=01 RUNG=0", "RUNG=0: the rungs of step 01 are 1 2");
+    expect_error("diff STEP=01 RUNG=x", "RUNG=x: the rungs of step 01 are 1 2");
+    expect_error("diff STEP=02 RUNG=2", "RUNG=2: the rungs of step 02 are 1");
+}
+
+// A terminal gets colour, a file none; `script` makes one where it is installed.
+Test(make, diff_is_coloured_on_a_terminal) {
+    if (system("script --version >/dev/null 2>&1")) cr_skip_test("no script(1) here");
+    setenv("TERM", "xterm", 1);
+    FILE *pipe = popen("script -qec 'make diff STEP=01' /dev/null </dev/null 2>&1", "r");
+    cr_assert_not_null(pipe);
+    text[fread(text, 1, sizeof text - 1, pipe)] = '\0';
+    pclose(pipe);
+    cr_expect(strstr(text, "\033[31m-zero"), "%s", text);
+    make("diff STEP=01");
+    cr_expect_not(strchr(text, '\033'));
+}
