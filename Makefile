@@ -64,12 +64,12 @@ HARNESS  := $(patsubst common/%.c,$(BUILD)/harness/%.o,$(wildcard common/*.c))
 LIBRARY  := $(filter-out %/main.o,$(HARNESS))
 SIM      := $(patsubst common/%.c,$(BUILD)/%.o,$(wildcard common/sim/*.c))
 GPU      := $(patsubst common/%,$(BUILD)/%.o,$(wildcard common/gpu/*.cu common/gpu/*.cpp))
-PROGRAMS := ladder $(foreach s,$(STEPS),step$(call number_of,$(s)))
+PROGRAMS := ladder train $(foreach s,$(STEPS),step$(call number_of,$(s)))
 TEST_C   := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/test_*.c))
 TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/*.cu))
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
 
-.PHONY: all sim gpu run diff test test-sim test-gpu need-gpu test-full test-more test-shapes test-sanitized test-clang \
+.PHONY: all sim gpu run train diff test test-sim test-gpu need-gpu test-full test-more test-shapes test-sanitized test-clang \
         mutants fill book deps help list clean bench-sim gallery format numpy-cases
 .DELETE_ON_ERROR:
 all: sim gpu                ## build everything that this machine can build
@@ -144,6 +144,17 @@ $(BUILD)/sim/run_tests: $(TEST_C) $(TEST_CU) $(GALLERY) $(LIBRARY) $(SIM) $(addp
 $(BUILD)/sim/gallery: $(BUILD)/tests/gallery/main.o $(GALLERY) $(LIBRARY) $(SIM)
 	$(call say,LINK)
 	$(SIM_LINK)
+# The training of step04: no ladder, but a layer that learns, with step00's kernels or step04's.
+TRAINS := $(call kernels,$(foreach n,00 03 04,$(call step_dir,$(n))))
+$(BUILD)/train.o: $(call step_dir,04)/train.c $(COMPILER)
+	$(call say,CC)
+	$(Q)$(CC) $(CFLAGS) -MMD -MP -c $< -o $@
+$(BUILD)/sim/train: $(BUILD)/train.o $(LIBRARY) $(SIM) $(addprefix $(BUILD)/sim/,$(TRAINS))
+	$(call say,LINK)
+	$(SIM_LINK)
+$(BUILD)/gpu/train: $(BUILD)/train.o $(LIBRARY) $(GPU) $(addprefix $(BUILD)/gpu/,$(TRAINS))
+	$(call say,LINK)
+	$(GPU_LINK)
 # step00 with a few variants of it that only the tests of the command line know.
 $(BUILD)/sim/variants: $(BUILD)/tests/variants.o $(HARNESS) $(SIM) $(addprefix $(BUILD)/sim/,$(call kernels,$(call step_dir,00)))
 	$(call say,LINK)
@@ -183,6 +194,9 @@ SAMPLE   := --data normal --load tests/minilm
 
 run: $(PROGRAM)             ## the ladder, or STEP=00 alone; DEVICE=sim|gpu, ARGS="--causal -n 1000"
 	@$(PROGRAM) $(if $(ARGS),$(ARGS),$(SAMPLE))
+
+train: $(BUILD)/$(DEVICE)/train    ## one attention layer learns a toy task; DEVICE=sim|gpu, ARGS="--kernel recompute"
+	@$< $(ARGS)
 
 list: $(BUILD)/sim/ladder   ## the kernels that there are
 	@$< --list
