@@ -164,14 +164,15 @@ $(BUILD)/gpu/run_tests: $(BUILD)/tests/test_kernels.o $(LIBRARY) $(GPU) $(addpre
 	$(GPU_LINK) -lcriterion
 
 # The tests of one step with a fault in it (tests/mutants.py): $(BUILD)/mutants/NAME/run_tests has, instead of
-# the kernel file FILE=step00_naive/attention.cu, the copy $(BUILD)/mutants/NAME/step00_naive/attention.cu.
-# Of the other steps it has only those that this one needs.
+# the kernel file FILE=step00_naive/attention.cu, the copy $(BUILD)/mutants/NAME/step00_naive/attention.cu,
+# and where there are headers beside it, or in $(BUILD)/mutants/NAME/common, it is compiled with these.
+# Of the other steps it has only those that this one needs, and of the tests those of kernels.
 ifneq ($(FILE),)
 FILE_STEP := $(patsubst %/,%,$(dir $(FILE)))
 FILE_KERNELS := $(addprefix $(BUILD)/sim/,$(call kernels,$(FILE_STEP) $(call links_of,$(FILE_STEP))))
 $(BUILD)/mutants/%.o: $(BUILD)/mutants/%.cu
-	$(Q)$(CXX) $(SIM_CXXFLAGS) -w -I$(FILE_STEP) -c $< -o $@
-$(BUILD)/mutants/%/run_tests: $(BUILD)/mutants/%/$(FILE:.cu=.o) $(TEST_C) $(TEST_CU) $(GALLERY) $(LIBRARY) $(SIM) \
+	$(Q)$(CXX) -I$(<D)/../common $(SIM_CXXFLAGS) -w -I$(FILE_STEP) -c $< -o $@
+$(BUILD)/mutants/%/run_tests: $(BUILD)/mutants/%/$(FILE:.cu=.o) $(BUILD)/tests/test_kernels.o $(LIBRARY) $(SIM) \
         $(filter-out $(BUILD)/sim/$(FILE:.cu=.o),$(FILE_KERNELS))
 	$(SIM_LINK) -lcriterion
 endif

@@ -2,9 +2,11 @@
 
     python3 tests/mutants.py tests/mutants/*.txt        (`make mutants` builds what this needs, first)
 
-A list names a kernel file and then its mutants:
+A list names a kernel file, the kernels in it that are to be tested (all that are linked in, where
+there is no such line) and then its mutants:
 
     file step00_naive/attention.cu
+    kernel naive
 
     the scale is dropped
     - visible ? s.scale * dot
@@ -21,9 +23,18 @@ with a reason after `equivalent:` cannot be told from the original, and must sur
 start with # are comments. Two rules: a mutant compiles, and a loop in it ends (all that lanes do is
 noted down, so one that doesn't would fill the memory).
 
-The fault goes into a copy of the file; the copy is compiled and linked with the tests that are there
-already, and the tests of the group `kernels` run. When they fail, crash or take too long, the mutant
+Several files can follow one another in a list. The mutants of a header, of a step's or of common/,
+are tried in a kernel that includes it:
+
+    file common/shape.h in step00_naive/attention.cu
+    kernel naive
+
+The fault goes into a copy of the file; the copy, or an unchanged one of the kernel that finds the
+faulty header first, is compiled and linked with the tests that are there already, and the tests of
+the group `kernels` run, up to the first failure. When they fail, crash or take too long, the mutant
 is killed, as it should be. A survivor means that a test is missing.
+
+AT_A_TIME=1 in the environment tries one mutant at a time instead of two.
 """
 import os
 import re
@@ -37,7 +48,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 BUILD = os.environ.get("BUILD", "build")
-AT_A_TIME = 2
+AT_A_TIME = int(os.environ.get("AT_A_TIME", 2))
 # A make or a test that runs inside `make mutants` is no part of it.
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
 
@@ -51,7 +62,9 @@ class ListError(Exception):
 
 @dataclass
 class Mutant:
-    file: str
+    file: str          # that the fault is in
+    kernel_file: str   # that it is tried in: the same, or one that includes it
+    kernels: str       # to be tested, "a,b"; empty: all
     name: str
     old: list = field(default_factory=list)    # lines
     new: list = field(default_factory=list)
@@ -59,6 +72,9 @@ class Mutant:
 
     def folder(self):
         return Path(BUILD) / "mutants" / re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
+
+    def tried_in(self):
+        return self.file, self.kernel_file, self.kernels
 
     def source(self):
         """The file's text with the fault in it."""
@@ -72,13 +88,16 @@ class Mutant:
 
 
 def read_list(path):
-    file, mutants = None, []
+    file, kernel_file, kernels, file_is_new, mutants = None, None, "", False, []
     for number, line in enumerate(Path(path).read_text().splitlines(), 1):
-        last = mutants[-1] if mutants else None
+        last = mutants[-1] if mutants and not file_is_new else None
         if not line.strip() or line.startswith("#"):
             continue
         elif line.startswith("file "):
-            file = line[5:].strip()
+            file, *within = line[5:].strip().split(" in ")
+            kernel_file, kernels, file_is_new = (within or [file])[0], "", True
+        elif line.startswith("kernel ") and file_is_new and not kernels:
+            kernels = ",".join(line[7:].split())
         elif line.startswith("-") and last:
             last.old.append(line[2:])
         elif line.startswith("+") and last:
@@ -86,7 +105,8 @@ def read_list(path):
         elif line.startswith("equivalent: ") and last:
             last.equivalent = line[len("equivalent: "):]
         elif file and line[0].isalnum():
-            mutants.append(Mutant(file, line.strip()))
+            mutants.append(Mutant(file, kernel_file, kernels, line.strip()))
+            file_is_new = False
         else:
             raise ListError(f"{path}:{number}: what is this? {line}")
     check_list(path, mutants)
@@ -106,11 +126,24 @@ def check_list(path, mutants):
 # ---- one mutant ----------------------------------------------------------------------------------
 
 
+def copy_sources(mutant):
+    """The kernel, and the file with the fault in it. A faulty header takes the other headers of its
+    folder along as links: one of them that includes it must find it, not the original beside itself."""
+    folder, file = mutant.folder(), Path(mutant.file)
+    shutil.rmtree(folder, ignore_errors=True)
+    for path in {file, Path(mutant.kernel_file)}:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, folder / path)
+    (folder / file).write_text(mutant.source())
+    for header in file.parent.glob("*.h") if file.suffix == ".h" else []:
+        if header != file:
+            (folder / header).symlink_to(header.resolve())
+
+
 def build(mutant):
-    copy = mutant.folder() / mutant.file
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    copy.write_text(mutant.source())
-    command = ["make", "-s", f"{mutant.folder()}/run_tests", f"FILE={mutant.file}", f"BUILD={BUILD}"]
+    copy_sources(mutant)
+    command = ["make", "-s", f"{mutant.folder()}/run_tests", f"FILE={mutant.kernel_file}",
+               f"BUILD={BUILD}"]
     made = subprocess.run(command, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT)
     if made.returncode:
@@ -119,8 +152,11 @@ def build(mutant):
 
 def run_tests(mutant, limit):
     """None if the tests pass, else why they don't, in a few words."""
-    tests = subprocess.Popen([mutant.folder() / "run_tests", "--fail-fast", "--filter", "kernels/*"], env=ENVIRONMENT,
-                             text=True, errors="replace", stdout=subprocess.PIPE,
+    environment = {**ENVIRONMENT, "CRITERION_FAIL_FAST": "1"}
+    if mutant.kernels:
+        environment["KERNEL"] = mutant.kernels
+    tests = subprocess.Popen([mutant.folder() / "run_tests", "--filter", "kernels/all_are_right*"],
+                             env=environment, text=True, errors="replace", stdout=subprocess.PIPE,
                              stderr=subprocess.STDOUT, start_new_session=True)
     try:
         output, _ = tests.communicate(timeout=limit)
@@ -157,9 +193,9 @@ def try_mutant(mutant, limit):
 # ---- all of them ---------------------------------------------------------------------------------
 
 
-def time_without_fault(file):
+def time_without_fault(file, kernel_file, kernels):
     """Seconds that the tests take on an unchanged copy, which they must pass."""
-    original = Mutant(file, "no fault")
+    original = Mutant(file, kernel_file, kernels, "no fault")
     build(original)
     start = time.monotonic()
     complaint = run_tests(original, 1000)
@@ -174,11 +210,11 @@ def main():
     start, passed, failed = time.monotonic(), 0, 0
     try:
         mutants = [m for path in sys.argv[1:] for m in read_list(path)]
-        limit = {file: 10 + 10 * time_without_fault(file) for file in {m.file for m in mutants}}
+        limit = {of: 10 + 10 * time_without_fault(*of) for of in {m.tried_in() for m in mutants}}
     except (ListError, OSError) as error:
         sys.exit(f"{error}\n0 passed, 1 failed")
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        for right, line in pool.map(lambda m: try_mutant(m, limit[m.file]), mutants):
+        for right, line in pool.map(lambda m: try_mutant(m, limit[m.tried_in()]), mutants):
             print(line, flush=True)
             passed, failed = passed + right, failed + (not right)
     print(f"{time.monotonic() - start:.0f} s; SURVIVES: no test notices this fault")
