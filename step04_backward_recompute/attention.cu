@@ -16,13 +16,13 @@
 //                   dK, dV to HBM
 //
 // Five products of matrices where step00 has four, and no matrix of N x N anywhere. It is Algorithm
-// 4 of Dao et al. 2022 (arXiv:2205.14135) without dropout, but for D, which the paper's inner loop
-// computes again for each tile of K.
+// 4 of Dao et al. 2022 (arXiv:2205.14135) without dropout. D is the exception: the paper's inner
+// loop computes it again for each tile of K, and so has to read O each time.
 //
-// The forward is step03's `fused`.
+// New since step03: the backward. The forward is step03's `fused`, as it is.
 //
-// Run:     make run                                              (in this folder)
-//          make run ARGS="--kernel recompute --pass both"
+// Run:     make run ARGS="--kernel recompute --pass both"        (in this folder)
+//          make train                                            a layer that learns with it
 // Limits:  fp32. One block per key/value head: with few heads most of a large GPU is idle.
 
 #include "step03_fused_fwd/fused.h"
@@ -34,11 +34,11 @@ using step03::add_scaled, step03::dot, step03::inside, step03::load_rows, step03
 using step03::Lanes, step03::Threads, step03::Warps;
 using step03::pitch_of_rows, step03::pitch_of_S, step03::row_sectors, step03::tile_sizes;
 
-// ---- D
-// -------------------------------------------------------------------------------------------
+// ---- D ------------------------------------------------------------------------------------------
 
 //> prepare
-// D_i is the mean of the row's dP, weighted by P, and that is dO_i . O_i: see the chapter.
+// D_i is the mean of the row's dP, weighted by P; that is dO_i . O_i, and needs neither of them.
+// Each row of dQ begins at 0 here, because `gradients` adds to it in HBM.
 // grid: ceil(B * H * Nq / Warps); one warp per row
 __global__ void prepare(const float *O_hbm,  // [B, H, Nq, d]
                         const float *dO_hbm, // [B, H, Nq, d]
@@ -61,11 +61,12 @@ __global__ void prepare(const float *O_hbm,  // [B, H, Nq, d]
 }
 //< prepare
 
-// ---- a tile of gradients
-// ---------------------------------------------------------------------------
+// ---- a tile of gradients ------------------------------------------------------------------------
 
 //> tiles
-// Where in `smem` each tile starts. Rows of d floats are pitch_of_rows(d) apart, as in step03.
+// Where in `smem` each tile starts: six of d columns, where the forward has four, and two of S's
+// shape. Rows of d floats are pitch_of_rows(d) apart, as in step03. There is none for dQ: its rows
+// change at each turn of the inner loop, so their sums are kept in HBM.
 struct tiles {
     float *Q, *dO;          // [Br, d]
     float *K, *V, *dK, *dV; // [Bc, d]
@@ -92,7 +93,8 @@ static size_t bytes_of_tiles(tile_sizes t, int d) {
 //> recompute
 // P = exp(S - LSE) and dS = scale * P o (dP - D) of a tile; its first query is i0, its first key
 // j0. S and dP are products of the same shape, so a thread makes the same 4 x 4 elements of both,
-// and neither has to leave its registers.
+// and neither has to leave its registers. No maximum is needed: a visible S is at most its LSE.
+// The factor `scale` stands in dS, from where it reaches dQ and dK; dV has none.
 __device__ static void recompute(const tiles &t, const shape &s, int i0, int j0) {
     int lane = threadIdx.x % Lanes;
     for (int share = threadIdx.x / Lanes; share < shares(t.Br, t.Bc); share += Warps) {
@@ -117,6 +119,8 @@ __device__ static void recompute(const tiles &t, const shape &s, int i0, int j0)
             for (int n = 0; n < 4; n++) {
                 int r = y + 4 * m, c = x + 8 * n;
                 if (r >= t.Br || c >= t.Bc) continue;
+                // Beyond the edge, and behind the mask, P is 0, whatever S and LSE are: a query
+                // that sees no key has LSE = -infinity.
                 bool seen = i0 + r < s.Nq && visible(s, i0 + r, j0 + c);
                 float P = seen ? expf(s.scale * S[m][n] - t.LSE[r]) : 0;
                 t.P[r * t.P_row + c] = P;
@@ -127,9 +131,9 @@ __device__ static void recompute(const tiles &t, const shape &s, int i0, int j0)
 //< recompute
 
 //> add-transposed
-// sum += A^T B: a row of `sum` for each column of A. The sum runs down the rows of A and B, which
-// are the queries. A lane has 4 neighbouring rows of `sum` and 4 neighbouring columns, so that it
-// reads 4 columns of A at once.
+// sum += A^T B, for dV (A = P, B = dO) and dK (A = dS, B = Q): a row of `sum` for each column of A.
+// The sum runs down the rows of A and B, which are the queries. A lane has 4 neighbouring rows of
+// `sum` and 4 neighbouring columns, so that it reads 4 columns of A at once.
 __device__ static void add_transposed(float *sum, const float *A, const float *B, const tiles &t,
                                       int d) {
     int lane = threadIdx.x % Lanes;
@@ -186,6 +190,7 @@ __device__ static void add_dQ(float *dQ_hbm, const tiles &t, int rows, int d) {
 }
 //< add-dQ
 
+// What there is one of for each query.
 __device__ static void load_sums(const tiles &t, const float *LSE, const float *D, int rows) {
     for (int r0 = 0; r0 < t.Br; r0 += Threads) {
         int r = r0 + threadIdx.x;
@@ -195,7 +200,7 @@ __device__ static void load_sums(const tiles &t, const float *LSE, const float *
     }
 }
 
-// The first `rows` rows of a tile to HBM.
+// The first `rows` rows of dK or dV to HBM.
 __device__ static void store_tile(float *hbm, const float *tile, const tiles &t, int rows, int d) {
     int in_row = d / 4;
     for (int n0 = 0; n0 < t.Bc * in_row; n0 += Threads) {
@@ -213,6 +218,9 @@ __host__ __device__ static int first_tile(const shape &s, int Br, int j0) {
 }
 
 //> gradients
+// dK and dV of a tile of keys stay on the chip until all queries have added to them, those of all
+// query heads that share the key/value head included. No other block adds to them, or to this
+// head's dQ: no atomics.
 // grid: B * Hkv key/value heads
 __global__ void gradients(const float *Q_hbm,   // [B, H, Nq, d]
                           const float *K_hbm,   // [B, Hkv, Nk, d]

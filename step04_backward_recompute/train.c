@@ -160,5 +160,6 @@ int main(int argc, char **argv) {
         const struct attn_kernel *k = attn_kernel_at(i);
         if (name ? !strcmp(name, k->name) : k->passes & ATTN_BACKWARD) train(k, csv);
     }
-    return fflush(stdout) ? 3 : 0;
+    if (fflush(stdout)) stop(3, "stdout", "cannot write; is the disk full?");
+    return 0;
 }
