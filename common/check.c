@@ -30,6 +30,10 @@ static struct check compare_all(const char *tensor, enum attn_dtype dtype, const
                                 const double *want, uint64_t n, double fixed) {
     struct check c = {.tensor = tensor};
     for (uint64_t i = 0; i < n; i++) {
+        // Most elements are right, and less remarkable than the worst so far even by the fixed part
+        // of the tolerance: that saves computing the rest of it. (NaN is not less than anything.)
+        double error = fabs(got[i] - want[i]);
+        if (i > 0 && error <= c.error && error <= fixed * fmin(c.of_bar, 1)) continue;
         compare(&c, i, got[i], want[i], fixed + 2 * dtype_ulp(dtype, want[i]));
     }
     c.ok = c.bad == 0;
