@@ -70,7 +70,7 @@ TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/*.cu))
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
 
 .PHONY: all sim gpu run train diff test test-sim test-gpu need-gpu test-full test-more test-shapes test-sanitized test-clang \
-        mutants fill book deps help list clean bench-sim gallery format numpy-cases
+        mutants fill curves book deps help list clean bench-sim gallery format numpy-cases
 .DELETE_ON_ERROR:
 all: sim gpu                ## build everything that this machine can build
 
@@ -222,6 +222,7 @@ test: test-$(TEST_ON)       ## all tests, on the simulator; DEVICE=gpu: the kern
 test-sim: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants numpy-cases
 	$(if $(filter build,$(BUILD)),$(PYTHON) notes/fill.py --check $(PAGES))
 	$(PYTHON) notes/book.py --check
+	$(PYTHON) notes/plot_training.py --check
 	$(PYTHON) tests/test_book.py
 	$(PYTHON) tests/crosscheck.py $(BUILD)/sim/ladder $(BUILD)
 	BUILD=$(BUILD) NUMPY_CASES=$(BUILD)/numpy_cases $(BUILD)/sim/run_tests
@@ -259,6 +260,10 @@ mutants: $(BUILD)/sim/run_tests    ## do the tests notice faults planted in the 
 PAGES    := README.md $(wildcard step*/README.md notes/*.md)
 fill: sim $(BUILD)/sim/gallery    ## write what programs print into README.md and the steps' pages
 	$(PYTHON) notes/fill.py $(PAGES)
+
+curves: $(BUILD)/sim/train  ## train again and draw the loss: notes/results/sim_training.csv, notes/figures/training.svg
+	$< --csv >notes/results/sim_training.csv
+	$(PYTHON) notes/plot_training.py
 
 book:                       ## the chapters as one page, build/book/book.html
 	$(PYTHON) notes/book.py $(BUILD)/book

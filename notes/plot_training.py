@@ -52,7 +52,7 @@ def main(words):
     if words == ["--check"]:
         with open(FIGURE) as file:
             if source() not in file.read():
-                sys.exit(f"{FIGURE}: drawn from another {CURVES}, or by another notes/plot_training.py: make plots")
+                sys.exit(f"{FIGURE}: drawn from another {CURVES}, or by another notes/plot_training.py: make curves")
     elif words:
         sys.exit("usage: notes/plot_training.py [--check]")
     else:

@@ -258,7 +258,7 @@ __global__ void gradients(const float *Q_hbm,   // [B, H, Nq, d]
 
         store_tile(dK_hbm + key * s.d, t.dK, t, s.Nk - j0, s.d);
         store_tile(dV_hbm + key * s.d, t.dV, t, s.Nk - j0, s.d);
-        __syncthreads(); // all have read dK and dV: the next turn overwrites
+        __syncthreads(); // all have read dK and dV (each its own part): the next turn overwrites
     }
 }
 //< gradients

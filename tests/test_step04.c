@@ -200,6 +200,47 @@ Test(step04, no_bank_conflicts) {
         }
 }
 
+// ---- tiles --------------------------------------------------------------------------------------
+
+// The bytes of a block, counted once more: rows of Q and dO; of K, V, dK, dV; of P and dS with
+// their padding; two numbers for each query of a tile.
+static size_t bytes(int Br, int Bc, int d) {
+    int pitch = Bc % 16 == 0 ? Bc + 8 : Bc;
+    return 4 * (size_t)((2 * Br + 4 * Bc) * (d + 4) + 2 * Br * pitch + 2 * Br);
+}
+
+static int round_up_8(int x) { return (x + 7) / 8 * 8; }
+static int min(int a, int b) { return a < b ? a : b; }
+
+Test(step04, tiles_are_the_largest_that_fit) {
+    static const int dims[] = {8, 40, 64, 128, 256}, lengths[] = {1, 60, 1000};
+    static const size_t smem[] = {49152, 65536, 101376, 232448};
+    if (!recompute()) return;
+    for (int n = 0; n < 5 * 3 * 4; n++) {
+        int d = dims[n % 5], N = lengths[n / 5 % 3], Br, Bc;
+        struct attn_problem p = problem(1, 1, N, N, d, smem[n / 15]);
+        size_t taken;
+        char text[200];
+        recompute()->describe(&p, text, sizeof text);
+        cr_assert_eq(sscanf(text, "backward: Br %d, Bc %d take %zu of", &Br, &Bc, &taken), 3);
+        cr_expect_eq(Br, min(min(Bc, d), round_up_8(N)), "%s", text);
+        cr_expect_eq(taken, bytes(Br, Bc, d), "%s", text);
+        cr_expect_leq(taken, p.smem);
+        int Br_next = min(min(Bc + 8, d), round_up_8(N));
+        cr_expect(Bc == round_up_8(N) || bytes(Br_next, Bc + 8, d) > p.smem, "%s", text);
+    }
+}
+
+// With a causal mask half of the tiles lie behind it. Those that straddle it are counted whole.
+Test(step04, tiles_that_see_nothing_are_skipped) {
+    if (!recompute()) return;
+    struct attn_problem masked = problem(1, 1, 1000, 1000, 64, 49152), plain = masked;
+    plain.causal = false;
+    double half = (double)recompute()->model(&masked, ATTN_BACKWARD).load,
+           all = (double)recompute()->model(&plain, ATTN_BACKWARD).load;
+    cr_expect(0.5 < half / all && half / all < 0.55, "%g of %g", half, all);
+}
+
 Test(step04, needs_one_number_a_row_besides_the_tensors) {
     if (!recompute()) return;
     struct attn_problem p = problem(4, 2, 1000, 3000, 64, 0);
