@@ -70,7 +70,7 @@ TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/*.cu))
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
 
 .PHONY: all sim gpu run train diff test test-sim test-gpu need-gpu test-full test-more test-shapes test-sanitized test-clang \
-        mutants fill curves book deps help list clean bench-sim gallery format numpy-cases
+        mutants fill book sram wavefronts curves plots deps help list clean bench-sim gallery format numpy-cases
 .DELETE_ON_ERROR:
 all: sim gpu                ## build everything that this machine can build
 
@@ -166,13 +166,14 @@ $(BUILD)/gpu/run_tests: $(BUILD)/tests/test_kernels.o $(LIBRARY) $(GPU) $(addpre
 # The tests of one step with a fault in it (tests/mutants.py): $(BUILD)/mutants/NAME/run_tests has, instead of
 # the kernel file FILE=step00_naive/attention.cu, the copy $(BUILD)/mutants/NAME/step00_naive/attention.cu,
 # and where there are headers beside it, or in $(BUILD)/mutants/NAME/common, it is compiled with these.
-# Of the other steps it has only those that this one needs, and of the tests those of kernels.
+# Of the other steps it has only those that this one needs, and of the tests those of kernels and of this step.
 ifneq ($(FILE),)
 FILE_STEP := $(patsubst %/,%,$(dir $(FILE)))
+FILE_TESTS := $(patsubst %.c,$(BUILD)/%.o,tests/test_kernels.c $(wildcard tests/test_step$(call number_of,$(FILE_STEP)).c))
 FILE_KERNELS := $(addprefix $(BUILD)/sim/,$(call kernels,$(FILE_STEP) $(call links_of,$(FILE_STEP))))
 $(BUILD)/mutants/%.o: $(BUILD)/mutants/%.cu
 	$(Q)$(CXX) -I$(<D)/../common $(SIM_CXXFLAGS) -w -I$(FILE_STEP) -c $< -o $@
-$(BUILD)/mutants/%/run_tests: $(BUILD)/mutants/%/$(FILE:.cu=.o) $(BUILD)/tests/test_kernels.o $(LIBRARY) $(SIM) \
+$(BUILD)/mutants/%/run_tests: $(BUILD)/mutants/%/$(FILE:.cu=.o) $(FILE_TESTS) $(LIBRARY) $(SIM) \
         $(filter-out $(BUILD)/sim/$(FILE:.cu=.o),$(FILE_KERNELS))
 	$(SIM_LINK) -lcriterion
 endif
@@ -222,7 +223,9 @@ test: test-$(TEST_ON)       ## all tests, on the simulator; DEVICE=gpu: the kern
 test-sim: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants numpy-cases
 	$(if $(filter build,$(BUILD)),$(PYTHON) notes/fill.py --check $(PAGES))
 	$(PYTHON) notes/book.py --check
+	$(PYTHON) notes/plots.py --check
 	$(PYTHON) notes/plot_training.py --check
+	@set -e; for f in $(wildcard step*/attention.py); do $(PYTHON) $$f >$(BUILD)/attention.out; done
 	$(PYTHON) tests/test_book.py
 	$(PYTHON) tests/crosscheck.py $(BUILD)/sim/ladder $(BUILD)
 	BUILD=$(BUILD) NUMPY_CASES=$(BUILD)/numpy_cases $(BUILD)/sim/run_tests
@@ -261,12 +264,31 @@ PAGES    := README.md $(wildcard step*/README.md notes/*.md)
 fill: sim $(BUILD)/sim/gallery    ## write what programs print into README.md and the steps' pages
 	$(PYTHON) notes/fill.py $(PAGES)
 
-curves: $(BUILD)/sim/train  ## train again and draw the loss: notes/results/sim_training.csv, notes/figures/training.svg
+curves: $(BUILD)/sim/train  ## train again: notes/results/sim_training.csv
 	$< --csv >notes/results/sim_training.csv
-	$(PYTHON) notes/plot_training.py
 
 book:                       ## the chapters as one page, build/book/book.html
 	$(PYTHON) notes/book.py $(BUILD)/book
+
+# Bytes asked for, by the shared memory that a block may use: among the sizes are those of real cards (48 KB
+# without opting in; sm_75 64, sm_86 and sm_89 99, sm_80 163, sm_90 227).
+SRAM     := 12K 20K 32K 48K 64K 80K 99K 132K 163K 227K
+sram: $(BUILD)/sim/step03   ## count step03's bytes for ten sizes of shared memory: notes/results/sim_sram.csv
+	@for m in $(SRAM); do $< -n 1024 -H 1 --sram $$m --format csv || exit 1; done >$(BUILD)/sram.csv
+	@awk 'NR == 1 || !/^date/' $(BUILD)/sram.csv >notes/results/sim_sram.csv
+
+# Wavefronts of shared memory, of one head without a bank conflict beyond those that the simulator counts.
+wavefronts: $(BUILD)/sim/ladder    ## count the kernels' wavefronts of shared memory: notes/results/sim_wavefronts.csv
+	@$< -n 1024 -H 1 --kernel tiled,blocked,three-passes,two-passes,one-pass,fused,algorithm1 --profile --format csv \
+	  >$(BUILD)/wavefronts.csv
+	@awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) if ($$i == "wavefronts") w = i; print "kernel,seqlen_q,head_dim,wavefronts,ideal" } \
+	  NR > 1 { if ($$2 != last) names[++n] = last = $$2; sum[last] += $$w; ideal[last] += $$(w + 1) } \
+	  END { for (i = 1; i <= n; i++) print names[i] ",1024,64," sum[names[i]] "," ideal[names[i]] }' \
+	  $(BUILD)/wavefronts.csv >notes/results/sim_wavefronts.csv
+
+plots:                      ## draw the figures that show results, notes/figures/bytes_against_M.svg, training.svg
+	$(PYTHON) notes/plots.py
+	$(PYTHON) notes/plot_training.py
 
 numpy-cases:
 	@$(PYTHON) tests/numpy_reference.py $(BUILD)/numpy_cases

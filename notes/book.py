@@ -16,7 +16,7 @@ region in step*/ and common/ has to be quoted somewhere.
 
 Within a sentence, {{csv ...}} stands for one number of a CSV file. Conditions choose its row, and
 exactly one row must match. Then, after a colon, comes the column; after a bar, how to write it.
-With LADDER for notes/results/h200_ladder.csv:
+With LADDER for a file that has one row for each kernel:
 
     {{csv LADDER kernel=naive : asked_load | bytes}}      5.24 TB
     {{csv LADDER kernel=naive : asked_load | integer}}    5,235,565,133,824

@@ -2,7 +2,7 @@
 """Fills the marked blocks of Markdown files with what programs print, so that no number is typed.
 
     <!-- run: build/sim/step00 -n 512 -->      the output of this command
-    <!-- ladder: notes/results/x.csv -->       a table from a CSV of the harness
+    <!-- ladder: FILE CONDITION... -->         a row for each kernel of a CSV, all of one problem
     <!-- table: FILE CONDITION... : rows COLUMN, columns COLUMN : EXPRESSION | FORMAT -->
                                                one number of the CSV for each two values, see book.py
     <!-- end -->                               ends each
@@ -20,7 +20,7 @@ import re
 import subprocess
 import sys
 
-from cells import bytes_text, choose, evaluate, read_csv, styled
+from cells import bytes_text, choose, evaluate, styled
 
 BLOCK = re.compile(r"(<!-- (run|ladder|table): (.*?) -->\n)(.*?)(<!-- end -->)", re.S)
 
@@ -37,8 +37,13 @@ def total(row, prefix):
     return bytes_text(sum(int(c) for c in cells)) if any(cells) else ""
 
 
-def ladder(path, page):
-    rows = read_csv(path)
+PROBLEM = ("device", "driver", "pass", "input", "dtype", "batch", "heads", "kv_heads", "seqlen_q",
+           "seqlen_k", "head_dim", "causal", "scale")
+
+
+def ladder(what, page):
+    path, _, conditions = what.partition(" ")
+    rows = choose(path, conditions)
     link = os.path.relpath(path, os.path.dirname(page) or ".")
     text = "| step | kernel | asked of HBM | through L2 | through DRAM | workspace | time | TFLOP/s |\n"
     text += "|---|---|--:|--:|--:|--:|--:|--:|\n"
@@ -47,12 +52,15 @@ def ladder(path, page):
         speed = f"{float(r['TFLOPs']):.3g}" if r["TFLOPs"] else ""
         text += (f"| {r['step']} | {r['kernel']} | {total(r, 'asked_')} | {total(r, 'L2_')} | "
                  f"{total(r, 'DRAM_')} | {bytes_text(int(r['workspace']))} | {time} | {speed} |\n")
+    problems = {tuple(r[c] for c in PROBLEM) for r in rows}
+    if len(problems) != 1:
+        raise ValueError(f"{len(problems)} problems in one ladder")
     r = rows[0]
     least = bytes_text(int(r["compulsory"]))
     text += (f"\n{r['device']}, driver {r['driver']}, {r['date']}: B {r['batch']}, H {r['heads']}, "
              f"N {r['seqlen_q']}, d {r['head_dim']}, {r['dtype']}, "
              f"{'causal' if r['causal'] == '1' else 'no mask'}; reading each input and writing each output once "
-             f"would be {least}. `{r['command']}` ([all columns]({link})).\n")
+             f"would be {least} ([all columns, with the commands]({link})).\n")
     return text
 
 

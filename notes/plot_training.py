@@ -1,8 +1,7 @@
 #!/usr/bin/python3
 """Draws notes/figures/training.svg: the loss of step04's train.c, with each of its two kernels.
 
-    build/sim/train --csv >notes/results/sim_training.csv
-    notes/plot_training.py              draws it
+    notes/plot_training.py              draws it (`make curves` trains again, before)
     notes/plot_training.py --check      fails if it was drawn from another CSV, or by another program
 
 The figure notes down the digest of both. (It is no picture that is compared, for other versions of
@@ -52,7 +51,7 @@ def main(words):
     if words == ["--check"]:
         with open(FIGURE) as file:
             if source() not in file.read():
-                sys.exit(f"{FIGURE}: drawn from another {CURVES}, or by another notes/plot_training.py: make curves")
+                sys.exit(f"{FIGURE}: drawn from another {CURVES}, or by another notes/plot_training.py: make plots")
     elif words:
         sys.exit("usage: notes/plot_training.py [--check]")
     else:

@@ -100,11 +100,13 @@ static void forward(const attn_problem *p, const attn_tensors *t) {
     launch(p, t, p->batch * p->heads, choose_tiles(p, true));
 }
 
+//> wide
 static void forward_wide(const attn_problem *p, const attn_tensors *t) {
     tile_sizes sizes = choose_tiles(p, true);
     unsigned tiles = ceil_div(p->seqlen_q, sizes.Br), most = 65535; // of gridDim.y
     launch(p, t, dim3(p->batch * p->heads, tiles < most ? tiles : most), sizes);
 }
+//< wide
 
 //> model
 // Q and O move once; K and V once for each tile of Q, as far as its queries see.

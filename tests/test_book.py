@@ -291,23 +291,51 @@ def test_page():
     contains("links of the Markdown", written["two.md"], "![A figure](../../notes/figure.svg)")
 
 
-def test_filled_block():
-    """A table that notes/fill.py writes into a chapter links to its CSV from the chapter's folder."""
-    with open(os.path.join(NOTES, "results", "h200_ladder.csv")) as file:
-        table = file.read()
+def filled(csv_text, block):
+    """What notes/fill.py makes of a chapter with this block, and what it complains of."""
     with tempfile.TemporaryDirectory() as folder:
         os.makedirs(f"{folder}/notes/results")
         with open(f"{folder}/notes/results/t.csv", "w") as file:
-            file.write(table)
+            file.write(csv_text)
         with open(f"{folder}/notes/one.md", "w") as file:
-            file.write("<!-- ladder: notes/results/t.csv -->\n<!-- end -->\n")
-        subprocess.run([sys.executable, FILL, "notes/one.md"], cwd=folder, check=True)
+            file.write(f"<!-- {block} -->\n<!-- end -->\n")
+        done = subprocess.run([sys.executable, FILL, "notes/one.md"], cwd=folder, text=True,
+                              stderr=subprocess.PIPE)
         with open(f"{folder}/notes/one.md") as file:
-            contains("a filled block", file.read(), "([all columns](results/t.csv)).\n<!-- end -->")
+            return file.read(), done.stderr
+
+
+def test_filled_ladder():
+    """A row for each kernel of one problem, and a link to the CSV that leads from the chapter's folder."""
+    with open(os.path.join(NOTES, "results", "h200_fp32.csv")) as file:
+        csv_text = file.read()
+    page, _ = filled(csv_text, "ladder: notes/results/t.csv head_dim=128 causal=0 seqlen_q=4096")
+    contains("a ladder", page, "([all columns, with the commands](results/t.csv)).\n<!-- end -->")
+    contains("a ladder", page, "| step02_online_softmax | one-pass |")
+    check("rows of a ladder", page.count("| step0"), 9)
+    contains("a ladder of two problems",
+             filled(csv_text, "ladder: notes/results/t.csv head_dim=128 seqlen_q=4096")[1],
+             "2 problems in one ladder")
+
+
+def test_filled_table():
+    csv_text = "seqlen_q,kernel,result,x,y\n8,a,ok,1,2\n8,b,ok,3,4\n16,b,ok,5,6\n16,c,wrong,7,8\n"
+    where = "table: notes/results/t.csv"
+    page, _ = filled(csv_text, f"{where} : rows seqlen_q, columns kernel : x + y | %.1f")
+    contains("a table", page, "| N | a | b | c |\n|--:|--:|--:|--:|\n| 8 | 3.0 | 7.0 | – |\n"
+                              "| 16 | – | 11.0 | – |\n<!-- end -->")
+    page, _ = filled(csv_text, f"{where} kernel=b,a : rows kernel, columns seqlen_q : x | %.0f")
+    contains("a table in the order of its conditions", page, "| b | 3 | 5 |\n| a | 1 | – |\n")
+    contains("two rows for one cell",
+             filled(csv_text, f"{where} : rows result, columns kernel : x | %.0f")[1],
+             "two rows have result ok, kernel b")
+    contains("a table without a format", filled(csv_text, f"{where} : rows x, columns y : x")[1],
+             "rows COLUMN, columns COLUMN")
 
 
 test_wrong_books()
-test_filled_block()
+test_filled_ladder()
+test_filled_table()
 test_regions()
 test_numbers()
 test_page()

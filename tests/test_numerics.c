@@ -222,7 +222,9 @@ Test(registry, is_sorted_by_step_then_rung) {
     cr_expect_eq(attn_kernel_at(before + 2), &third);
     for (int i = 1; i < before; i++) {
         const struct attn_kernel *a = attn_kernel_at(i - 1), *b = attn_kernel_at(i);
-        cr_expect(strcmp(a->step, b->step) < 0 || (!strcmp(a->step, b->step) && a->rung < b->rung));
+        bool in_order = a->rung < b->rung || (a->rung == b->rung && b->variant);
+        cr_expect(strcmp(a->step, b->step) < 0 || (!strcmp(a->step, b->step) && in_order),
+                  "%s before %s", a->name, b->name);
     }
 }
 

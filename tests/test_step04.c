@@ -287,7 +287,7 @@ static int count(const char *text, const char *word) {
     return found;
 }
 
-Test(step04_programs, both_passes_and_the_backward_alone) {
+Test(programs_of_step04, both_passes_and_the_backward_alone) {
     struct output *o = program(
         "step04 -n 70 -H 4 --kv-heads 2 --causal --kernel recompute --repeat 3 --pass both");
     cr_expect_eq(o->status, 0, "%s%s", o->out, o->err);
@@ -299,7 +299,7 @@ Test(step04_programs, both_passes_and_the_backward_alone) {
     cr_expect_eq(count(o->out, ",forward,"), 0, "%s", o->out);
 }
 
-Test(step04_programs, too_little_shared_memory_is_refused_with_the_least) {
+Test(programs_of_step04, too_little_shared_memory_is_refused_with_the_least) {
     struct output *o =
         program("step04 -n 70 -d 64 --kernel recompute --pass backward --sram 13631");
     cr_expect_eq(o->status, 2);
@@ -333,7 +333,7 @@ static void read_curve(const char *csv, const char *kernel, struct curve *out) {
 // Both kernels sum the same products, in other orders; so do the curves agree, to rounding. Over
 // 100 steps we allow 1e-5 of a loss that begins at 2.8; they were 1e-6 apart, the last digit
 // printed.
-Test(step04_programs, training_is_the_same_with_both_kernels) {
+Test(training, is_the_same_with_both_kernels) {
     static struct curve naive, tiled;
     struct output *o = program("train --csv");
     cr_assert_eq(o->status, 0, "%s", o->err);
@@ -350,7 +350,7 @@ Test(step04_programs, training_is_the_same_with_both_kernels) {
 }
 
 // What the chapter draws is what the program prints, to what another compiler or libm may change.
-Test(step04_programs, the_committed_curves_are_those_of_today) {
+Test(training, the_committed_curves_are_those_of_today) {
     static struct curve now, then;
     static char text[1 << 15];
     FILE *file = fopen("notes/results/sim_training.csv", "r");
@@ -368,7 +368,7 @@ Test(step04_programs, the_committed_curves_are_those_of_today) {
     }
 }
 
-Test(step04_programs, training_names_its_kernel_and_its_memory) {
+Test(training, names_its_kernel_and_its_memory) {
     struct output *o = program("train --kernel recompute");
     cr_expect_eq(o->status, 0);
     cr_expect(strstr(o->out, "recompute: tensors 65920 bytes, workspace 384\n"), "%s", o->out);
@@ -378,7 +378,7 @@ Test(step04_programs, training_names_its_kernel_and_its_memory) {
     cr_expect_null(strstr(o->out, "recompute"));
 }
 
-Test(step04_programs, training_refuses_what_it_does_not_know) {
+Test(training, refuses_what_it_does_not_know) {
     static const char *const wrong[] = {"--kernel", "--kernel fused",   "--kernel ''", "--steps 4",
                                         "stray",    "--csv --kernel x", "--csv stray"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
