@@ -11,7 +11,7 @@ import numpy as np
 
 #> backward
 def backward(Q, K, V, O, LSE, dO, scale, causal, Br, Bc):
-    """Q, O, dO [Nq, d], K, V [Nk, d], LSE [Nq]; returns dQ, dK, dV. Holds no [Nq, Nk], only [Br, Bc]."""
+    """Q, O, dO [Nq, d], K and V [Nk, d], LSE [Nq]. Holds no [Nq, Nk], only [Br, Bc]."""
     Nq, Nk = len(Q), len(K)
     dQ, dK, dV = np.zeros_like(Q), np.zeros_like(K), np.zeros_like(V)
     D = (dO * O).sum(axis=1)
