@@ -28,7 +28,7 @@ WARNINGS := -Wall -Wextra -Werror
 # A designated initialiser leaves the rest at zero on purpose.
 KERNEL_WARNINGS := $(WARNINGS) -Wno-missing-field-initializers -Wno-unknown-pragmas
 # No fused multiply-add on the host: the seeded inputs are the same bits with every compiler.
-CFLAGS   := -std=c11 -D_GNU_SOURCE -O2 -g -ffp-contract=off $(WARNINGS) -Icommon
+CFLAGS   := -std=c11 -D_GNU_SOURCE -O2 -g -ffp-contract=off $(WARNINGS) -Icommon -I.
 # SANITIZE=address,undefined checks the C files as they run. The kernels stay as they are: their hooks
 # are those of another sanitizer, and an object can have only one of the two.
 SANITIZE ?=
@@ -46,10 +46,10 @@ SIM_clang  := -O1 -fno-vectorize -fno-slp-vectorize -mllvm -disable-vector-combi
               -mllvm -tsan-instrument-read-before-write \
               -mllvm -tsan-instrument-func-entry-exit=0 -fsanitize-coverage=trace-pc,no-prune
 SIM_CXXFLAGS := -x c++ -std=c++20 -g -fsanitize=thread $(if $(IS_CLANG),$(SIM_clang),$(SIM_gcc)) \
-              $(KERNEL_WARNINGS) -Icommon -ffile-prefix-map=$(CURDIR)=.
+              $(KERNEL_WARNINGS) -Icommon -I. -ffile-prefix-map=$(CURDIR)=.
 
 GENCODE  := $(if $(filter native,$(ARCH)),-arch=native,$(foreach a,$(ARCH),-gencode arch=compute_$(a),code=sm_$(a)))
-NVFLAGS  := -std=c++20 -O2 -lineinfo -Xcompiler "$(KERNEL_WARNINGS)" -Icommon $(GENCODE)
+NVFLAGS  := -std=c++20 -O2 -lineinfo -Xcompiler "$(KERNEL_WARNINGS)" -Icommon -I. $(GENCODE)
 
 # ---- what is built from what -------------------------------------------------------------------
 
@@ -64,13 +64,13 @@ HARNESS  := $(patsubst common/%.c,$(BUILD)/harness/%.o,$(wildcard common/*.c))
 LIBRARY  := $(filter-out %/main.o,$(HARNESS))
 SIM      := $(patsubst common/%.c,$(BUILD)/%.o,$(wildcard common/sim/*.c))
 GPU      := $(patsubst common/%,$(BUILD)/%.o,$(wildcard common/gpu/*.cu common/gpu/*.cpp))
-PROGRAMS := ladder $(foreach s,$(STEPS),step$(call number_of,$(s)))
+PROGRAMS := ladder train $(foreach s,$(STEPS),step$(call number_of,$(s)))
 TEST_C   := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/test_*.c))
 TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/*.cu))
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
 
-.PHONY: all sim gpu run diff test test-sim test-gpu need-gpu test-full test-more test-shapes test-sanitized test-clang \
-        mutants fill book sram wavefronts plots deps help list clean bench-sim gallery format numpy-cases
+.PHONY: all sim gpu run train diff test test-sim test-gpu need-gpu test-full test-more test-shapes test-sanitized test-clang \
+        mutants fill book sram wavefronts curves plots deps help list clean bench-sim gallery format numpy-cases
 .DELETE_ON_ERROR:
 all: sim gpu                ## build everything that this machine can build
 
@@ -144,6 +144,17 @@ $(BUILD)/sim/run_tests: $(TEST_C) $(TEST_CU) $(GALLERY) $(LIBRARY) $(SIM) $(addp
 $(BUILD)/sim/gallery: $(BUILD)/tests/gallery/main.o $(GALLERY) $(LIBRARY) $(SIM)
 	$(call say,LINK)
 	$(SIM_LINK)
+# The training of step04: no ladder, but a layer that learns, with step00's kernels or step04's.
+TRAINS := $(call kernels,$(foreach n,00 03 04,$(call step_dir,$(n))))
+$(BUILD)/train.o: $(call step_dir,04)/train.c $(COMPILER)
+	$(call say,CC)
+	$(Q)$(CC) $(CFLAGS) -MMD -MP -c $< -o $@
+$(BUILD)/sim/train: $(BUILD)/train.o $(LIBRARY) $(SIM) $(addprefix $(BUILD)/sim/,$(TRAINS))
+	$(call say,LINK)
+	$(SIM_LINK)
+$(BUILD)/gpu/train: $(BUILD)/train.o $(LIBRARY) $(GPU) $(addprefix $(BUILD)/gpu/,$(TRAINS))
+	$(call say,LINK)
+	$(GPU_LINK)
 # step00 with a few variants of it that only the tests of the command line know.
 $(BUILD)/sim/variants: $(BUILD)/tests/variants.o $(HARNESS) $(SIM) $(addprefix $(BUILD)/sim/,$(call kernels,$(call step_dir,00)))
 	$(call say,LINK)
@@ -186,6 +197,9 @@ SAMPLE   := --data normal --load tests/minilm
 run: $(PROGRAM)             ## the ladder, or STEP=00 alone; DEVICE=sim|gpu, ARGS="--causal -n 1000"
 	@$(PROGRAM) $(if $(ARGS),$(ARGS),$(SAMPLE))
 
+train: $(BUILD)/$(DEVICE)/train    ## one attention layer learns a toy task; DEVICE=sim|gpu, ARGS="--kernel recompute"
+	@$< $(ARGS)
+
 list: $(BUILD)/sim/ladder   ## the kernels that there are
 	@$< --list
 
@@ -210,6 +224,7 @@ test-sim: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants 
 	$(if $(filter build,$(BUILD)),$(PYTHON) notes/fill.py --check $(PAGES))
 	$(PYTHON) notes/book.py --check
 	$(PYTHON) notes/plots.py --check
+	$(PYTHON) notes/plot_training.py --check
 	@set -e; for f in $(wildcard step*/attention.py); do $(PYTHON) $$f >$(BUILD)/attention.out; done
 	$(PYTHON) tests/test_book.py
 	$(PYTHON) tests/test_openings.py
@@ -250,6 +265,9 @@ PAGES    := README.md $(wildcard step*/README.md notes/*.md)
 fill: sim $(BUILD)/sim/gallery    ## write what programs print into README.md and the steps' pages
 	$(PYTHON) notes/fill.py $(PAGES)
 
+curves: $(BUILD)/sim/train  ## train again: notes/results/sim_training.csv
+	$< --csv >notes/results/sim_training.csv
+
 book:                       ## the chapters as one page, build/book/book.html
 	$(PYTHON) notes/book.py $(BUILD)/book
 
@@ -269,8 +287,9 @@ wavefronts: $(BUILD)/sim/ladder    ## count the kernels' wavefronts of shared me
 	  END { for (i = 1; i <= n; i++) print names[i] ",1024,64," sum[names[i]] "," ideal[names[i]] }' \
 	  $(BUILD)/wavefronts.csv >notes/results/sim_wavefronts.csv
 
-plots:                      ## draw the figures that show results, notes/figures/bytes_against_M.svg
+plots:                      ## draw the figures that show results, notes/figures/bytes_against_M.svg, training.svg
 	$(PYTHON) notes/plots.py
+	$(PYTHON) notes/plot_training.py
 
 numpy-cases:
 	@$(PYTHON) tests/numpy_reference.py $(BUILD)/numpy_cases

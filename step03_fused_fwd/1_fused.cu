@@ -24,6 +24,7 @@
 //          make run ARGS="--kernel fused,fused-wide,algorithm1"
 // Limits:  fp32; forward only. One block per head: with few heads most of a large GPU is idle.
 
+#include "fused.h"
 #include "tiles.h"
 
 namespace step03_1 {
@@ -149,3 +150,5 @@ static const attn_kernel kernel = rung("fused", false), wide = rung("fused-wide"
 [[maybe_unused]] static const bool registered = attn_register(&kernel) && attn_register(&wide);
 
 } // namespace step03_1
+
+const attn_kernel step03::fused = step03_1::kernel; // for step04
