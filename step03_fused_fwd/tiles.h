@@ -79,6 +79,15 @@ struct tiles {
     }
 };
 
+//> first-tile
+// The first tile of queries of which one sees key j0. With a causal mask, query i sees it if
+// i >= j0 + Nq - Nk.
+__host__ __device__ inline int first_tile(const shape &s, int Br, int j0) {
+    int i = j0 + s.Nq - s.Nk;
+    return s.causal && i > 0 ? i / Br * Br : 0;
+}
+//< first-tile
+
 //> load-rows
 // Copies `rows` rows of d floats, which follow one another in HBM, and fills up the tile's `most`
 // rows with zeros. 16 bytes a thread; a warp's 512 bytes are 16 sectors.

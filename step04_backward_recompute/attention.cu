@@ -30,8 +30,9 @@
 
 namespace step04 {
 
-using step03::add_scaled, step03::dot, step03::inside, step03::load_rows, step03::shares;
+using step03::add_scaled, step03::dot, step03::first_tile, step03::inside;
 using step03::Lanes, step03::Threads, step03::Warps;
+using step03::load_rows, step03::shares;
 using step03::pitch_of_rows, step03::pitch_of_S, step03::row_sectors, step03::tile_sizes;
 
 // ---- D ------------------------------------------------------------------------------------------
@@ -210,13 +211,6 @@ __device__ static void store_tile(float *hbm, const float *tile, const tiles &t,
     }
 }
 
-// The first tile of queries of which one sees key j0. With a causal mask, query i sees it if
-// i >= j0 + Nq - Nk.
-__host__ __device__ static int first_tile(const shape &s, int Br, int j0) {
-    int i = j0 + s.Nq - s.Nk;
-    return s.causal && i > 0 ? i / Br * Br : 0;
-}
-
 //> gradients
 // dK and dV of a tile of keys stay on the chip until all queries have added to them, those of all
 // query heads that share the key/value head included. No other block adds to them, or to this
@@ -284,12 +278,7 @@ static tile_sizes choose_tiles(const attn_problem *p) {
 }
 
 static bool supports(const attn_problem *p, char *why, size_t why_size) {
-    size_t least = bytes_of_tiles({8, 8}, p->head_dim);
-    if (p->smem >= least) return true;
-    snprintf(why, why_size,
-             "%zu bytes of shared memory are too few: at d = %d tiles of 8 rows take %zu (--sram)",
-             p->smem, p->head_dim, least);
-    return false;
+    return fits(p, bytes_of_tiles({8, 8}, p->head_dim), why, why_size);
 }
 
 static void describe(const attn_problem *p, char *text, size_t size) {
