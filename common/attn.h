@@ -98,7 +98,7 @@ struct attn_kernel {
 // Called before main() by ATTN_REGISTER; always returns true.
 bool attn_register(const struct attn_kernel *kernel);
 int attn_kernel_count(void);
-const struct attn_kernel *attn_kernel_at(int index); // ordered by step, then rung
+const struct attn_kernel *attn_kernel_at(int index); // by step, then rung; variants after it
 
 // Put once at the end of a rung's .cu file: the initialiser of a C++ global runs before main().
 #define ATTN_REGISTER(kernel) [[maybe_unused]] static const bool registered = attn_register(&kernel)

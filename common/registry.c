@@ -14,9 +14,10 @@ enum { MAX_KERNELS = 64 };
 static const struct attn_kernel *table[MAX_KERNELS];
 static int count;
 
+// By step, then rung; a rung's variants come after it.
 static int compare(const struct attn_kernel *a, const struct attn_kernel *b) {
-    int by_step = strcmp(a->step, b->step);
-    return by_step ? by_step : a->rung - b->rung;
+    int by_step = strcmp(a->step, b->step), by_rung = a->rung - b->rung;
+    return by_step ? by_step : by_rung ? by_rung : (int)a->variant - (int)b->variant;
 }
 
 // A mistake in a step's source, which no caller can handle: there is no main() to return to yet.
