@@ -1,6 +1,6 @@
 // registry.c - the list of kernels that are linked into this program.
 //
-// A rung's .cu file ends with ATTN_REGISTER, which calls attn_register before main(). Nobody says
+// A rung's .cu file calls attn_register before main(), most by ATTN_REGISTER. Nobody says
 // in which order the linker's files do that, so the table is kept sorted while it fills.
 #include "attn.h"
 
