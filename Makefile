@@ -204,7 +204,7 @@ need-gpu:
 	@$(if $(HAS_GPU),,echo "There is no GPU here: leave DEVICE=gpu away, and the simulator runs it." >&2; exit 3)
 
 train: need-$(DEVICE) $(BUILD)/$(DEVICE)/train    ## one attention layer learns a toy task; DEVICE=sim|gpu, ARGS="--kernel recompute"
-	@$< $(ARGS)
+	@$(BUILD)/$(DEVICE)/train $(ARGS)
 
 list: $(BUILD)/sim/ladder   ## the kernels that there are
 	@$< --list
