@@ -69,7 +69,7 @@ TEST_C   := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/test_*.c))
 TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/*.cu))
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
 
-.PHONY: all sim gpu run train diff test test-sim test-gpu need-gpu need-sim test-full test-more test-shapes test-sanitized test-clang \
+.PHONY: all sim gpu run train diff test test-sim test-programs test-gpu need-gpu need-sim test-full test-more test-shapes test-sanitized test-clang \
         mutants fill book sram wavefronts curves plots deps help list clean bench-sim gallery format numpy-cases
 .DELETE_ON_ERROR:
 all: sim gpu                ## build everything that this machine can build
@@ -236,6 +236,10 @@ test-sim: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants 
 	$(PYTHON) tests/test_book.py
 	$(PYTHON) tests/test_openings.py
 	$(PYTHON) tests/crosscheck.py $(BUILD)/sim/ladder $(BUILD)
+	@$(MAKE) test-programs
+
+# The part of it that depends on the compiler.
+test-programs: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants numpy-cases
 	BUILD=$(BUILD) NUMPY_CASES=$(BUILD)/numpy_cases $(BUILD)/sim/run_tests
 
 test-gpu: need-gpu $(if $(HAS_GPU),$(BUILD)/gpu/run_tests)
@@ -254,13 +258,13 @@ test-more:
 test-shapes: need-$(TEST_ON) $(if $(filter sim,$(TEST_ON))$(HAS_GPU),$(BUILD)/$(TEST_ON)/run_tests)
 	FULL=1 $(BUILD)/$(TEST_ON)/run_tests --filter 'kernels/*'
 
-# All tests again, looking for overflows, use after free, leaks and undefined arithmetic in the C files.
+# The programs' tests again, looking for overflows, use after free, leaks and undefined arithmetic in the C files.
 test-sanitized:
-	$(MAKE) test BUILD=$(BUILD)/asan SANITIZE=address,undefined
+	$(MAKE) test-programs BUILD=$(BUILD)/asan SANITIZE=address,undefined
 
 NO_CLANG := clang is not installed: the tests are not run with a second compiler.
 test-clang:
-	@$(if $(shell command -v clang++),$(MAKE) test BUILD=$(BUILD)/clang CC=clang CXX=clang++,echo "$(NO_CLANG)")
+	@$(if $(shell command -v clang++),$(MAKE) test-programs BUILD=$(BUILD)/clang CC=clang CXX=clang++,echo "$(NO_CLANG)")
 
 mutants: $(BUILD)/sim/run_tests    ## do the tests notice faults planted in the kernels? in all, or in STEP=00
 	BUILD=$(BUILD) $(PYTHON) tests/mutants.py $(if $(STEP),$(wildcard tests/mutants/step$(STEP)_*.txt),tests/mutants/*.txt)
