@@ -105,8 +105,8 @@ __device__ inline void load_rows(float *tile, int pitch, int most, const float *
 
 // A warp's share of a tile product is 16 rows and 32 columns: a lane has the rows y, y + 4, y + 8
 // and y + 12. Warps take such shares in turn. Tiles are multiples of 8, so the last share may hang
-// over the edge by half: the lane then takes its first rows again in place of those beyond, and
-// stores nothing.
+// over the edge, by 8 of its rows and by 8, 16 or 24 of its columns: the lane then takes earlier
+// ones again in place of those beyond, and stores nothing.
 __device__ inline int shares(int rows, int columns) {
     return (rows + 15) / 16 * ((columns + 31) / 32);
 }

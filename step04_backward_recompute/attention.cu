@@ -10,7 +10,8 @@
 //   gradients   for each tile of K and V:                      one block per key/value head
 //                   for each query head of the group, for each tile of Q:
 //                       S = scale * Q K^T,  P = exp(S - LSE)   on chip
-//                       dP = dO V^T,  dS = P o (dP - D)        on chip
+//                       dP = dO V^T                            on chip
+//                       dS = scale * P o (dP - D)              on chip
 //                       dV += P^T dO,  dK += dS^T Q            on chip
 //                       dQ += dS K                             in HBM
 //                   dK, dV to HBM

@@ -1,16 +1,10 @@
-// train.c - do the gradients train? One attention layer learns to recall, by plain gradient
-// descent.
+// train.c - do the gradients train? One attention layer learns to recall, by gradient descent.
 //
-// The task, associative recall: a sequence is a list of pairs (key, value), drawn anew at each
-// step, and of queries, each of which repeats one of the keys; the answer is the value beside it.
-// The rows of Q, K and V are looked up in three tables, which are all that is learned. The 16
-// numbers in a row of O are taken as logits of the 16 values: softmax, cross-entropy.
-//
-//     build/sim/train                  with step00's kernels, then with step03's and step04's
-//     build/sim/train --kernel naive   with one of them
-//     build/sim/train --csv            each step: kernel,step,loss,right
+// A sequence is a list of pairs (key, value), drawn anew at each step, and of queries, each of
+// which repeats one of the keys; the answer is the value beside it. The rows of Q, K and V come
+// from three tables, which are all that is learned. A row of O is taken as the 16 values' logits.
+// Run:     make train ARGS="--kernel naive"      or recompute; ARGS=--csv prints each step
 #include "machine.h"
-
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,32 +12,33 @@
 
 enum { BATCH = 8, PAIRS = 20, QUERIES = 12, KEYS = 32, VALUES = 16, DIM = VALUES, STEPS = 150 };
 static const float RATE = 20, START = 0.5f; // of descent; the tables start within -START .. START
-
-typedef float row[DIM];
-enum { Q, K, V };
-static struct {
-    const char *name, *d_name;
-    int count;                // rows of the tensor
-    int which[BATCH * PAIRS]; // row n of the tensor is row which[n] of the table
-    row table[KEYS], on_host[BATCH * PAIRS];
-    void *tensor, *gradient; // on the machine
-} in[] = {{.name = "Q", .d_name = "dQ", .count = BATCH * QUERIES},
-          {.name = "K", .d_name = "dK", .count = BATCH * PAIRS},
-          {.name = "V", .d_name = "dV", .count = BATCH * PAIRS}};
-static row O[BATCH * QUERIES];
+enum { Q, K, V, INPUTS };
+static float table[INPUTS][KEYS][DIM];
+static int which[INPUTS][BATCH * PAIRS]; // row n of Q is row which[Q][n] of table[Q]
 static int answer[BATCH * QUERIES];
-
-// 6 KB of shared memory for a block: so little that even these short sequences take several tiles.
-static struct attn_problem problem = {BATCH,         1,           1, QUERIES, PAIRS, DIM,
-                                      .scale = 0.25, .smem = 6144};
+static const int rows[INPUTS] = {[Q] = BATCH * QUERIES, [K] = BATCH * PAIRS, [V] = BATCH * PAIRS};
+static float O[BATCH * QUERIES][DIM], copy[BATCH * PAIRS][DIM]; // O; copy: of any other tensor
+static float loss, right; // of one step: the mean loss, and the share of right answers
 static struct attn_tensors tensors;
+static struct attn_problem problem = {.batch = BATCH,
+                                      .heads = 1,
+                                      .kv_heads = 1,
+                                      .seqlen_q = QUERIES,
+                                      .seqlen_k = PAIRS,
+                                      .head_dim = DIM,
+                                      .scale = 0.25,
+                                      .smem = 6144}; // so little that it takes several tiles
 
 static _Noreturn void stop(int status, const char *what, const char *why) {
     fprintf(stderr, "train: %s: %s\n", what, why);
     exit(status); // 1: a fault was found; 2: bad usage; 3: this machine cannot
 }
 
-// ---- the task -----------------------------------------------------------------------------------
+static void *allocate(const char *name, size_t bytes) {
+    void *memory = machine_alloc(name, bytes);
+    if (!memory) stop(3, name, "there is no memory for it");
+    return memory;
+}
 
 static uint64_t random_state;
 static int draw(int below) { // a linear congruential generator: the same numbers everywhere
@@ -53,35 +48,31 @@ static int draw(int below) { // a linear congruential generator: the same number
 
 static void draw_sequences(void) {
     for (int b = 0; b < BATCH; b++) {
-        int *key = in[K].which + b * PAIRS, *value = in[V].which + b * PAIRS;
+        int *key = &which[K][b * PAIRS], *value = &which[V][b * PAIRS];
         int first = draw(KEYS), apart = 2 * draw(KEYS / 2) + 1; // odd, so that no key comes twice
-        for (int j = 0; j < PAIRS; j++)
-            key[j] = (first + j * apart) % KEYS, value[j] = draw(VALUES);
+        for (int j = 0; j < PAIRS; j++) key[j] = (first + j * apart) % KEYS;
+        for (int j = 0; j < PAIRS; j++) value[j] = draw(VALUES);
         for (int i = b * QUERIES; i < (b + 1) * QUERIES; i++) {
             int j = draw(PAIRS);
-            in[Q].which[i] = key[j], answer[i] = value[j];
+            which[Q][i] = key[j], answer[i] = value[j];
         }
     }
 }
 
-// The mean loss, and the share of right answers. In place of O it leaves the loss's gradient.
-static float grade(float *right) {
-    float loss = 0, share = 1.f / (BATCH * QUERIES);
-    *right = 0;
+// Sets loss (cross-entropy) and right. In place of O it leaves the loss's gradient.
+static void grade(void) {
+    float share = 1.f / (BATCH * QUERIES);
+    loss = right = 0;
     for (int n = 0; n < BATCH * QUERIES; n++) {
-        float *logit = O[n], of_answer = logit[answer[n]], sum = 0, largest = of_answer;
-        for (int v = 0; v < VALUES; v++) largest = fmaxf(largest, logit[v]);
-        for (int v = 0; v < VALUES; v++) sum += expf(logit[v] - largest);
-        for (int v = 0; v < VALUES; v++)
-            logit[v] = share * (expf(logit[v] - largest) / sum - (v == answer[n]));
-        loss += share * (logf(sum) + largest - of_answer);
-        *right += of_answer == largest;
+        float *S = O[n], of_answer = S[answer[n]], m = of_answer, l = 0; // as in a softmax
+        for (int v = 0; v < VALUES; v++) m = fmaxf(m, S[v]);
+        for (int v = 0; v < VALUES; v++) l += expf(S[v] - m);
+        for (int v = 0; v < VALUES; v++) S[v] = share * (expf(S[v] - m) / l - (v == answer[n]));
+        loss += share * (logf(l) + m - of_answer);
+        right += of_answer == m;
     }
-    *right /= BATCH * QUERIES;
-    return loss;
+    right /= BATCH * QUERIES;
 }
-
-// ---- descent ------------------------------------------------------------------------------------
 
 static void run(void (*pass)(const struct attn_problem *, const struct attn_tensors *)) {
     static struct measurement m;
@@ -89,70 +80,65 @@ static void run(void (*pass)(const struct attn_problem *, const struct attn_tens
     if (m.error[0]) stop(1, "a fault", m.error);
 }
 
-static float step(const struct attn_kernel *kernel, float *right) {
+static void step(const struct attn_kernel *kernel) {
+    const void *tensor[] = {tensors.Q, tensors.K, tensors.V};
+    const void *gradient[] = {tensors.dQ, tensors.dK, tensors.dV};
     draw_sequences();
     for (int x = Q; x <= V; x++) {
-        for (int n = 0; n < in[x].count; n++)
-            memcpy(in[x].on_host[n], in[x].table[in[x].which[n]], sizeof(row));
-        machine_write(in[x].tensor, in[x].on_host, in[x].count * sizeof(row));
+        for (int n = 0; n < rows[x]; n++) memcpy(copy[n], table[x][which[x][n]], sizeof *copy);
+        machine_write((void *)tensor[x], copy, rows[x] * sizeof *copy);
     }
     run(kernel->forward);
     machine_read(O, tensors.O, sizeof O);
-    float loss = grade(right);
+    grade();
     machine_write((void *)tensors.dO, O, sizeof O);
     run(kernel->backward);
     for (int x = Q; x <= V; x++) {
-        machine_read(in[x].on_host, in[x].gradient, in[x].count * sizeof(row));
-        for (int n = 0; n < in[x].count; n++)
-            for (int c = 0; c < DIM; c++)
-                in[x].table[in[x].which[n]][c] -= RATE * in[x].on_host[n][c];
+        machine_read(copy, gradient[x], rows[x] * sizeof *copy);
+        for (int n = 0; n < rows[x]; n++)
+            for (int c = 0; c < DIM; c++) table[x][which[x][n]][c] -= RATE * copy[n][c];
     }
-    return loss;
-}
-
-static void *allocate(const char *name, size_t bytes) {
-    void *memory = machine_alloc(name, bytes);
-    return memory ? memory : (stop(3, name, "there is no memory for it"), NULL);
 }
 
 static void train(const struct attn_kernel *kernel, bool csv) {
     struct attn_buffer buffer[ATTN_MAX_BUFFERS];
-    size_t bytes = 0, of_tensors = attn_compulsory_bytes(&problem, ATTN_BACKWARD); // each one once
-    for (int i = kernel->buffers(&problem, buffer) - 1; i >= 0; bytes += buffer[i--].bytes)
+    size_t workspace = 0, of_tensors = attn_compulsory_bytes(&problem, ATTN_BACKWARD); // each once
+    int buffers = kernel->buffers(&problem, buffer);
+    for (int i = 0; i < buffers; i++) {
         tensors.buffer[i] = allocate(buffer[i].name, buffer[i].bytes);
-    if (!csv) printf("%s: tensors %zu bytes, workspace %zu\n", kernel->name, of_tensors, bytes);
+        workspace += buffer[i].bytes;
+    }
+    if (!csv) printf("%s: tensors %zu bytes, workspace %zu\n", kernel->name, of_tensors, workspace);
     random_state = 1;
     for (int x = Q; x <= V; x++)
-        for (int n = 0; n < KEYS * DIM; n++)
-            in[x].table[n / DIM][n % DIM] = START * ((float)draw(2001) / 1000 - 1);
+        for (int n = 0; n < KEYS; n++)
+            for (int c = 0; c < DIM; c++) table[x][n][c] = START * ((float)draw(2001) / 1000 - 1);
     for (int n = 1; n <= STEPS; n++) {
-        float right, loss = step(kernel, &right);
+        step(kernel);
         const char *line = csv ? "%s,%d,%.7g,%.7g\n" : "%-9s  step %3d  loss %.4f  right %.3f\n";
         if (csv || n == 1 || n % 10 == 0) printf(line, kernel->name, n, loss, right);
     }
 }
 
 int main(int argc, char **argv) {
-    const char *name = NULL;
+    const char *name = NULL, *known = "not one of --kernel naive, --kernel recompute, --csv";
+    struct machine machine;
     char why[200];
     bool csv = false;
-    for (int i = 1; i < argc; i++) {
-        bool names = !strcmp(argv[i], "--kernel") && i + 1 < argc;
-        if (names) name = argv[++i];
-        csv |= !strcmp(argv[i], "--csv");
-        if (names ? strcmp(name, "naive") && strcmp(name, "recompute") : strcmp(argv[i], "--csv"))
-            stop(2, argv[i], "not one of --kernel naive, --kernel recompute, --csv");
-    }
-    struct machine machine;
+    for (int i = 1; i < argc; i++)
+        if (!strcmp(argv[i], "--csv"))
+            csv = true;
+        else if (!strcmp(argv[i], "--kernel") && i + 1 < argc)
+            name = argv[++i];
+        else
+            stop(2, argv[i], known);
+    if (name && strcmp(name, "naive") && strcmp(name, "recompute")) stop(2, name, known);
     if (!machine_open(&(struct machine_options){.fast = true}, &machine, why, sizeof why))
         stop(3, "no machine", why);
     problem.sm = machine.sm, problem.sm_count = machine.sm_count;
-    for (int x = Q; x <= V; x++) {
-        in[x].tensor = allocate(in[x].name, in[x].count * sizeof(row));
-        in[x].gradient = allocate(in[x].d_name, in[x].count * sizeof(row));
-    }
-    tensors.Q = in[Q].tensor, tensors.K = in[K].tensor, tensors.V = in[V].tensor;
-    tensors.dQ = in[Q].gradient, tensors.dK = in[K].gradient, tensors.dV = in[V].gradient;
+    tensors.Q = allocate("Q", sizeof O), tensors.dQ = allocate("dQ", sizeof O);
+    tensors.K = allocate("K", sizeof copy), tensors.dK = allocate("dK", sizeof copy);
+    tensors.V = allocate("V", sizeof copy), tensors.dV = allocate("dV", sizeof copy);
     tensors.O = allocate("O", sizeof O), tensors.dO = allocate("dO", sizeof O);
     tensors.LSE = allocate("LSE", sizeof O / DIM); // one number for each row of O
     if (csv) puts("kernel,step,loss,right");
@@ -161,5 +147,4 @@ int main(int argc, char **argv) {
         if (name ? !strcmp(name, k->name) : k->passes & ATTN_BACKWARD) train(k, csv);
     }
     if (fflush(stdout)) stop(3, "stdout", "cannot write; is the disk full?");
-    return 0;
 }
