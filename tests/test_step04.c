@@ -213,21 +213,22 @@ static int round_up_8(int x) { return (x + 7) / 8 * 8; }
 static int min(int a, int b) { return a < b ? a : b; }
 
 Test(step04, tiles_are_the_largest_that_fit) {
-    static const int dims[] = {8, 40, 64, 128, 256}, lengths[] = {1, 60, 1000};
+    static const int dims[] = {8, 40, 64, 128, 256};
+    static const int lengths[][2] = {{1, 1}, {60, 60}, {1000, 1000}, {33, 1000}, {1000, 33}};
     static const size_t smem[] = {49152, 65536, 101376, 232448};
     if (!recompute()) return;
-    for (int n = 0; n < 5 * 3 * 4; n++) {
-        int d = dims[n % 5], N = lengths[n / 5 % 3], Br, Bc;
-        struct attn_problem p = problem(1, 1, N, N, d, smem[n / 15]);
+    for (int n = 0; n < 5 * 5 * 4; n++) {
+        int d = dims[n % 5], Nq = lengths[n / 5 % 5][0], Nk = lengths[n / 5 % 5][1], Br, Bc;
+        struct attn_problem p = problem(1, 1, Nq, Nk, d, smem[n / 25]);
         size_t taken;
         char text[200];
         recompute()->describe(&p, text, sizeof text);
         cr_assert_eq(sscanf(text, "backward: Br %d, Bc %d take %zu of", &Br, &Bc, &taken), 3);
-        cr_expect_eq(Br, min(min(Bc, d), round_up_8(N)), "%s", text);
+        cr_expect_eq(Br, min(min(Bc, d), round_up_8(Nq)), "%s", text);
         cr_expect_eq(taken, bytes(Br, Bc, d), "%s", text);
         cr_expect_leq(taken, p.smem);
-        int Br_next = min(min(Bc + 8, d), round_up_8(N));
-        cr_expect(Bc == round_up_8(N) || bytes(Br_next, Bc + 8, d) > p.smem, "%s", text);
+        int Br_next = min(min(Bc + 8, d), round_up_8(Nq));
+        cr_expect(Bc == round_up_8(Nk) || bytes(Br_next, Bc + 8, d) > p.smem, "%s", text);
     }
 }
 
