@@ -232,6 +232,7 @@ test-sim: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants 
 	$(PYTHON) notes/book.py --check
 	$(PYTHON) notes/plots.py --check
 	$(PYTHON) notes/plot_training.py --check
+	$(PYTHON) tests/mutants.py --check $(wildcard tests/mutants/*.txt)
 	@set -e; for f in $(wildcard step*/attention.py); do $(PYTHON) $$f >$(BUILD)/attention.out; done
 	$(PYTHON) tests/test_book.py
 	$(PYTHON) tests/test_openings.py

@@ -35,6 +35,9 @@ the group `kernels` run, and those of the step's own group where there is a test
 to the first failure. When they fail, crash or take too long, the mutant is killed, as it should be.
 A survivor means that a test is missing.
 
+With --check before the lists, nothing is compiled or run: do the old texts still occur in the files,
+each once? `make test` asks so, and a change to a kernel takes its mutants along.
+
 AT_A_TIME=1 in the environment tries one mutant at a time instead of two.
 """
 import os
@@ -122,7 +125,18 @@ def check_list(path, mutants):
             raise ListError(f"{path}: {m.name}: no old text, or none that changes")
         if folders.count(m.folder()) > 1:
             raise ListError(f"{path}: {m.name}: this name occurs twice")
-        m.source()
+    stale = [message for m in mutants if (message := stale_text(m))]
+    if stale:
+        raise ListError("\n".join(f"{path}: {message}" for message in stale))
+
+
+def stale_text(mutant):
+    """None if the fault can be planted, else why it cannot."""
+    try:
+        mutant.source()
+    except (ListError, OSError) as error:
+        return str(error)
+    return None
 
 
 # ---- one mutant ----------------------------------------------------------------------------------
@@ -206,9 +220,22 @@ def time_without_fault(file, kernel_file, kernels):
     return time.monotonic() - start
 
 
+def check(paths):
+    """Complains about every list that does not fit the sources, and fails then."""
+    complaints = []
+    for path in paths:
+        try:
+            read_list(path)
+        except (ListError, OSError) as error:
+            complaints.append(str(error))
+    sys.exit("\n".join(complaints) or 0)
+
+
 def main():
-    if not sys.argv[1:]:
-        sys.exit("usage: python3 tests/mutants.py LIST...")
+    if not sys.argv[1:] or sys.argv[1:] == ["--check"]:
+        sys.exit("usage: python3 tests/mutants.py [--check] LIST...")
+    if sys.argv[1] == "--check":
+        check(sys.argv[2:])
     start, passed, failed = time.monotonic(), 0, 0
     try:
         mutants = [m for path in sys.argv[1:] for m in read_list(path)]

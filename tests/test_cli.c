@@ -877,6 +877,7 @@ Test(cli, profile_does_not_need_the_source) {
 // What the kernel's lines of the profile add up to.
 struct sums {
     long long load, store, atomic, conflicts; // bytes in sectors; wavefronts
+    long long wavefronts;
 };
 
 static struct sums add_profile(const struct csv *c, const char *kernel) {
@@ -890,6 +891,7 @@ static struct sums add_profile(const struct csv *c, const char *kernel) {
         cr_expect_eq(shared, !!*cell(c, row, "wavefronts"), "row %d", row);
         cr_expect_gt(atoi(cell(c, row, "line")), 0, "row %d", row);
         if (!shared) *sum += 32 * atoll(cell(c, row, "sectors"));
+        s.wavefronts += atoll(cell(c, row, "wavefronts"));
         s.conflicts += atoll(cell(c, row, "wavefronts")) - atoll(cell(c, row, "ideal_wavefronts"));
     }
     return s;
@@ -920,6 +922,37 @@ Test(cli, profile_as_csv_adds_up) {
     struct sums naive = add_profile(&profile, "naive");
     expect_sum(runs, 1, "model_load", naive.load);
     expect_sum(runs, 1, "model_store", naive.store);
+}
+
+// The committed row of this kernel: its wavefronts, and the fewest that were possible.
+static void read_wavefronts(const char *kernel, long long *wavefronts, long long *ideal) {
+    char path[PATH_MAX + 64], line[200], start[64];
+    snprintf(path, sizeof path, "%s/notes/results/sim_wavefronts.csv", sources);
+    snprintf(start, sizeof start, "%s,1024,64,", kernel);
+    FILE *file = fopen(path, "r");
+    cr_assert_not_null(file, "%s", path);
+    while (fgets(line, sizeof line, file) && strncmp(line, start, strlen(start))) continue;
+    fclose(file);
+    cr_assert_eq(sscanf(line, "%*[^,],1024,64,%lld,%lld", wavefronts, ideal), 2, "%s: no row %s",
+                 path, start);
+}
+
+// One kernel with static and one with dynamic shared memory; all seven would take long.
+Test(cli, the_committed_wavefronts_are_those_of_todays_kernels) {
+    static const char *const kernels[] = {"blocked", "fused"};
+    static struct csv profile = {.columns = PROFILE_COLUMNS};
+    const char *arguments = "-n 1024 -H 1 --kernel blocked,fused --profile --format csv";
+    struct output o = ladder_ok(arguments);
+    parse_rows(&profile, &o, profile_heading, arguments);
+    for (int k = 0; k < 2; k++) {
+        struct sums s = add_profile(&profile, kernels[k]);
+        long long wavefronts, ideal;
+        read_wavefronts(kernels[k], &wavefronts, &ideal);
+        cr_expect_eq(s.wavefronts, wavefronts, "make wavefronts: %s has %lld, not %lld", kernels[k],
+                     s.wavefronts, wavefronts);
+        cr_expect_eq(s.conflicts, wavefronts - ideal, "make wavefronts: %s has %lld conflicts",
+                     kernels[k], s.conflicts);
+    }
 }
 
 // A repeated run is one run's profile.

@@ -23,7 +23,7 @@ TestSuite(kernels, .init = open_machine);
 static const struct {
     int q, k;
 } lengths[] = {{1, 1}, {33, 33}, {64, 64}, {130, 130}, {37, 100}, {100, 37}, {1, 77}, {77, 1}};
-static const struct { int batch, q, kv; } heads[] = {{1, 1, 1}, {2, 2, 2}, {1, 4, 2}, {2, 3, 1}};
+static const struct { int batch, q, kv; } heads[] = {{1, 1, 1}, {2, 2, 2}, {1, 8, 1}, {2, 6, 2}};
 static const int dims[] = {8, 40, 64, 128, 256};
 static const size_t memory[] = {0, 49152}; // for a block: all that the machine has; 48 KB
 
@@ -50,10 +50,10 @@ static struct attn_problem problem_of(const int level[FACTORS], enum attn_dtype 
 // ---- which cases --------------------------------------------------------------------------------
 //
 // There are 3840, of which a run of all tests takes some 60, so that every two levels of different
-// factors meet in one of them; with FULL=1 some 300, so that every three levels do: all but those of
-// length, heads and d, which meet in pairs. Heads say where rows lie, and the largest shapes, each with
-// each number of heads, would take as long as all the rest. (Most faults in software need one or
-// two parameters to show, and few more than three: Kuhn, Wallace, Gallo 2004.)
+// factors meet in one of them; with FULL=1 some 300, so that every three levels do: all but those
+// of length, heads and d, which meet in pairs. Heads say where rows lie, and the largest shapes,
+// each with each number of heads, would take as long as all the rest. (Most faults in software need
+// one or two parameters to show, and few more than three: Kuhn, Wallace, Gallo 2004.)
 
 // The levels of some factors (bits) as one number; below 8 * 6 * 5 for any three of ours.
 enum { MAX_TUPLES = 8 * 6 * 5 };
@@ -279,26 +279,131 @@ static void large_scale(const struct attn_kernel *k, enum attn_dtype dtype) {
                              .scale = 10,
                              .dtype = dtype};
     expect_right(k, BOTH, true, p, &(struct source){NULL, DATA_NORMAL, 42});
+    // And so large that the first query, which sees one key, has a maximum far below -1000.
+    p.seqlen_q = p.seqlen_k = 64, p.scale = 1000;
+    expect_right(k, BOTH, false, p, &(struct source){NULL, DATA_NORMAL, 4});
 }
 
 Test(kernels, all_are_right_with_a_large_scale) { every_kernel(large_scale); }
 
-// More columns than one tile of them, and the last tile not full: no d above is of that kind.
+// A little more than the 64 or 128 columns that a kernel may be compiled for, and more columns than
+// one tile of them with the last tile not full: no d above is of that kind.
 static void uneven_d(const struct attn_kernel *k, enum attn_dtype dtype) {
-    struct attn_problem p = {.batch = 1,
-                             .heads = 2,
-                             .kv_heads = 2,
-                             .seqlen_q = 33,
-                             .seqlen_k = 70,
-                             .head_dim = 200,
-                             .dtype = dtype};
-    for (int causal = 0; causal < 2; causal++) {
-        p.causal = causal;
-        expect_right(k, BOTH, false, p, &(struct source){NULL, DATA_NORMAL, 42});
-    }
+    struct attn_problem p = {
+        .batch = 1, .heads = 2, .kv_heads = 2, .seqlen_q = 33, .seqlen_k = 70, .dtype = dtype};
+    for (int d = 72; d <= 200; d += 64)
+        for (int causal = 0; causal < 2; causal++) {
+            p.head_dim = d, p.causal = causal;
+            expect_right(k, BOTH, false, p, &(struct source){NULL, DATA_NORMAL, 42});
+        }
 }
 
 Test(kernels, all_are_right_at_an_uneven_d) { every_kernel(uneven_d); }
+
+// Longer than the cases: with no maximum subtracted, large inputs overflow at any length, but what
+// depends on the length may begin only here.
+static void longer(const struct attn_kernel *k, enum attn_dtype dtype) {
+    struct attn_problem p = {.batch = 1,
+                             .heads = 1,
+                             .kv_heads = 1,
+                             .seqlen_q = 300,
+                             .seqlen_k = 300,
+                             .head_dim = 40,
+                             .dtype = dtype};
+    expect_right(k, ATTN_FORWARD, false, p, &(struct source){NULL, DATA_LARGE, 42});
+}
+
+Test(kernels, all_are_right_at_a_longer_length) { every_kernel(longer); }
+
+// ---- limits -------------------------------------------------------------------------------------
+
+// The one place where a kernel is asked itself, not through run_kernel.
+static bool takes(const struct attn_kernel *k, unsigned pass, const struct attn_problem *p,
+                  char why[300]) {
+    (void)pass; // a kernel answers for all its passes at once
+    return k->supports(p, why, 300);
+}
+
+// What it says that a block takes; 0 if any amount of shared memory will do.
+static size_t least_memory(const struct attn_kernel *k, unsigned pass, struct attn_problem p) {
+    char why[300] = "";
+    size_t least = 0;
+    p.smem = 0;
+    if (takes(k, pass, &p, why)) return 0;
+    const char *at = strstr(why, "a block takes ");
+    cr_assert(at && sscanf(at, "a block takes %zu (--sram)", &least) == 1, "%s: %s", k->name, why);
+    return least;
+}
+
+// With the least it says, it is taken and does not use more (the simulator refuses a launch that
+// does); with one byte less it is refused.
+static void expect_least_is_enough(const struct attn_kernel *k, unsigned pass,
+                                   struct attn_problem p) {
+    char why[300] = "";
+    size_t least = least_memory(k, pass, p);
+    if (!least || least > machine.smem) return;
+    p.smem = least;
+    enum outcome outcome = expect_right(k, pass, false, p, &(struct source){NULL, DATA_NORMAL, 42});
+    cr_expect(outcome == RAN_RIGHT || !machine.simulated, "--kernel %s %s: refused, or wrong",
+              k->name, shape_text(&p));
+    p.smem = least - 1;
+    cr_expect_not(takes(k, pass, &p, why), "--kernel %s %s: taken", k->name, shape_text(&p));
+}
+
+static void least_memory_at_every_d(const struct attn_kernel *k, enum attn_dtype dtype) {
+    static const int around[] = {8, 64, 72, 128, 136, 256}; // both sides of what kernels pad d to
+    for (size_t n = 0; n < sizeof around / sizeof *around; n++)
+        for (unsigned pass = ATTN_FORWARD; pass <= ATTN_BACKWARD; pass *= 2) {
+            struct attn_problem p = {.batch = 1,
+                                     .heads = 1,
+                                     .kv_heads = 1,
+                                     .seqlen_q = 9,
+                                     .seqlen_k = 9,
+                                     .head_dim = around[n],
+                                     .dtype = dtype,
+                                     .sm = machine.sm,
+                                     .sm_count = machine.sm_count};
+            if (k->passes & pass) expect_least_is_enough(k, pass, p);
+        }
+}
+
+Test(kernels, all_are_right_about_the_least_shared_memory) {
+    every_kernel(least_memory_at_every_d);
+}
+
+// Kernels whose gridDim.y, at most 65535, counts tiles of this many keys. No test can run so many
+// keys, so the kernels are only asked.
+static const struct {
+    const char *name;
+    int tile;
+} limited[] = {{"naive", 32},   {"tiled", 32},        {"tiled-16", 16},   {"tiled-8", 8},
+               {"blocked", 64}, {"three-passes", 64}, {"two-passes", 64}, {"one-pass", 64}};
+
+static void most_keys(const struct attn_kernel *k, enum attn_dtype dtype) {
+    for (size_t n = 0; n < sizeof limited / sizeof *limited; n++) {
+        if (strcmp(k->name, limited[n].name)) continue;
+        char why[300] = "", most[24];
+        struct attn_problem p = {.batch = 1,
+                                 .heads = 1,
+                                 .kv_heads = 1,
+                                 .seqlen_q = 1,
+                                 .seqlen_k = 65535 * limited[n].tile,
+                                 .head_dim = 64,
+                                 .dtype = dtype,
+                                 .smem = machine.smem,
+                                 .sm = machine.sm,
+                                 .sm_count = machine.sm_count};
+        snprintf(most, sizeof most, " %d,", p.seqlen_k++);
+        cr_expect_not(takes(k, ATTN_FORWARD, &p, why), "--kernel %s %s: taken", k->name,
+                      shape_text(&p));
+        cr_expect(strstr(why, most), "--kernel %s: %s, without%s", k->name, why, most);
+        p.seqlen_k--;
+        cr_expect(takes(k, ATTN_FORWARD, &p, why), "--kernel %s %s: %s", k->name, shape_text(&p),
+                  why);
+    }
+}
+
+Test(kernels, all_are_right_about_the_most_keys) { every_kernel(most_keys); }
 
 // ---- bank conflicts -----------------------------------------------------------------------------
 
