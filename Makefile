@@ -48,8 +48,13 @@ SIM_clang  := -O1 -fno-vectorize -fno-slp-vectorize -mllvm -disable-vector-combi
 SIM_CXXFLAGS := -x c++ -std=c++20 -g -fsanitize=thread $(if $(IS_CLANG),$(SIM_clang),$(SIM_gcc)) \
               $(KERNEL_WARNINGS) -Icommon -ffile-prefix-map=$(CURDIR)=.
 
-GENCODE  := $(if $(filter native,$(ARCH)),-arch=native,$(foreach a,$(ARCH),-gencode arch=compute_$(a),code=sm_$(a)))
-NVFLAGS  := -std=c++20 -O2 -lineinfo -Xcompiler "$(KERNEL_WARNINGS)" -Icommon $(GENCODE)
+gencode   = $(foreach a,$(1),-gencode arch=compute_$(a),code=sm_$(a))
+GENCODE  := $(if $(filter native,$(ARCH)),-arch=native,$(call gencode,$(ARCH)))
+NVFLAGS  := -std=c++20 -O2 -lineinfo -Xcompiler "$(KERNEL_WARNINGS)" -Icommon
+# Files with instructions that older cards lack (common/ptx.h) are compiled for those that have them,
+# and for sm_80 where ARCH names none: the program must link, and does not run such a kernel.
+CARD     := $(if $(HAS_GPU),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader | sed -n '1s/\.//p'))
+AMPERE   := $(call gencode,$(or $(filter-out 7%,$(patsubst native,$(CARD),$(ARCH))),80))
 
 # ---- what is built from what -------------------------------------------------------------------
 
@@ -65,6 +70,7 @@ LIBRARY  := $(filter-out %/main.o,$(HARNESS))
 SIM      := $(patsubst common/%.c,$(BUILD)/%.o,$(wildcard common/sim/*.c))
 GPU      := $(patsubst common/%,$(BUILD)/%.o,$(wildcard common/gpu/*.cu common/gpu/*.cpp))
 PROGRAMS := ladder $(foreach s,$(STEPS),step$(call number_of,$(s)))
+GPU_TESTS := $(BUILD)/gpu/tests/instructions.o
 TEST_C   := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/test_*.c))
 TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/*.cu))
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
@@ -77,7 +83,7 @@ all: sim gpu                ## build everything that this machine can build
 sim: $(addprefix $(BUILD)/sim/,$(PROGRAMS))
 
 ifneq ($(NVCC),)
-gpu: $(addprefix $(BUILD)/gpu/,$(PROGRAMS))
+gpu: $(addprefix $(BUILD)/gpu/,$(PROGRAMS)) $(GPU_TESTS)
 else
 gpu:
 	@echo "No nvcc here: built for the simulator only."
@@ -112,15 +118,19 @@ $(BUILD)/tests/%.o: tests/%.c $(COMPILER)
 $(BUILD)/gpu/%.cu.o: common/gpu/%.cu
 	@mkdir -p $(@D)
 	$(call say,NVCC)
-	$(Q)$(NVCC) $(NVFLAGS) -MMD -c $< -o $@
+	$(Q)$(NVCC) $(NVFLAGS) $(FOR) -MMD -c $< -o $@
 $(BUILD)/gpu/%.cpp.o: common/gpu/%.cpp
 	@mkdir -p $(@D)
 	$(call say,NVCC)
-	$(Q)$(NVCC) $(NVFLAGS) -MMD -c $< -o $@
+	$(Q)$(NVCC) $(NVFLAGS) $(FOR) -MMD -c $< -o $@
 $(BUILD)/gpu/%.o: %.cu
 	@mkdir -p $(@D)
 	$(call say,NVCC)
-	$(Q)$(NVCC) $(NVFLAGS) -MMD -c $< -o $@
+	$(Q)$(NVCC) $(NVFLAGS) $(FOR) -MMD -c $< -o $@
+
+# What a file is compiled for.
+FOR = $(GENCODE)
+$(BUILD)/gpu/tests/instructions.o: FOR = $(AMPERE)
 
 # ---- linking: a program is the harness, a machine and some kernels ---------------------------------
 
@@ -144,7 +154,7 @@ $(BUILD)/sim/run_tests: $(TEST_C) $(TEST_CU) $(GALLERY) $(LIBRARY) $(SIM) $(addp
 $(BUILD)/sim/gallery: $(BUILD)/tests/gallery/main.o $(GALLERY) $(LIBRARY) $(SIM)
 	$(call say,LINK)
 	$(SIM_LINK)
-$(BUILD)/gpu/run_tests: $(BUILD)/tests/test_kernels.o $(LIBRARY) $(GPU) $(addprefix $(BUILD)/gpu/,$(call kernels,$(STEPS)))
+$(BUILD)/gpu/run_tests: $(BUILD)/tests/test_kernels.o $(BUILD)/tests/test_instructions.o $(GPU_TESTS) $(LIBRARY) $(GPU) $(addprefix $(BUILD)/gpu/,$(call kernels,$(STEPS)))
 	$(call say,LINK)
 	$(GPU_LINK) -lcriterion
 

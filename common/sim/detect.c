@@ -25,9 +25,10 @@ struct stamp {
     uint32_t part_syncs : 1; // had there been a __syncwarp() of a part of the warp since the last
                              // full one?
     // The cell's own, here so that it takes 32 bytes, half a cache line:
-    uint32_t written : 4; // in `store`, shared memory: which bytes hold a value of this block
-    uint32_t atomic : 1;  // it was an atomic's
-    uint32_t readers : 2; // in `load`: enum readers
+    uint32_t written : 4;   // in `store`, shared memory: which bytes hold a value of this block
+    uint32_t atomic : 1;    // it was an atomic's
+    uint32_t readers : 2;   // in `load`: enum readers
+    uint32_t in_flight : 1; // in `store`: a copy in the background that has not landed
 };
 
 // Who has loaded the word since the last barrier (MANY_BLOCKS: in this launch). One stamp is enough
@@ -164,6 +165,25 @@ static _Noreturn void fail_race(const struct event *e, const struct stamp *other
                 memory_verb(other_kind), who, there, cause(e, other));
 }
 
+// The word is the destination of a copy that has begun and that nobody has waited for.
+static bool in_flight(const struct event *e, const struct cell *c) {
+    return c->store.in_flight && !is_void(e, &c->store);
+}
+
+static _Noreturn void fail_in_flight(const struct event *e, const struct cell *c) {
+    char word[60], here[200];
+    describe_word(e, word, sizeof word);
+    snprintf(here, sizeof here, "%s", symbols_place(e->access->pc));
+    e->worker->suspicion[0] = 0;
+    sim_fail_at(e->thread,
+                "too early: %s of %s (shared memory) at %s, where the copy that thread %d started "
+                "at %s may still be under way; it is complete after a wait of that thread which "
+                "covers its group, and for other threads after a barrier behind that wait: a wait "
+                "is missing, leaves one group too many pending, or the copy was never committed",
+                memory_verb(e->access->kind), word, here, c->store.thread,
+                symbols_place(c->store.pc));
+}
+
 // A suspicion (below) about this word was wrong: another thread has stored to it after all, and in
 // order.
 static void settle_word(const struct event *e) {
@@ -205,6 +225,7 @@ static enum readers readers_with(const struct event *now, const struct stamp *la
 
 static void check_load(const struct event *e, struct cell *c) {
     check_against_store(e, c);
+    if (in_flight(e, c)) fail_in_flight(e, c);
     enum readers readers = readers_with(e, &c->load);
     c->load = e->stamp;
     c->load.readers = readers & 3;
@@ -217,6 +238,7 @@ static void check_store(const struct event *e, struct cell *c) {
     bool both_atomic = c->load.atomic && atomic;
     if ((c->load.bytes & e->stamp.bytes) && !both_atomic && !loads_ordered(e, c))
         fail_race(e, &c->load, c->load.atomic ? SIM_ATOMIC : SIM_LOAD);
+    if (in_flight(e, c)) fail_in_flight(e, c);
     // A thread's plain store and then its own atomic: the store is what others must not race with.
     bool stricter = !old && !c->store.atomic && atomic && c->store.thread == e->stamp.thread &&
                     c->store.block == e->stamp.block && c->store.clock >= e->worker->barrier_clock;
@@ -224,8 +246,17 @@ static void check_store(const struct event *e, struct cell *c) {
     unsigned written = old ? 0 : c->store.written;
     c->store = e->stamp;
     c->store.atomic = atomic;
+    c->store.in_flight = (e->access->flags & IN_FLIGHT) != 0;
     c->store.written = (written | e->stamp.bytes) & 0xf;
     settle_word(e);
+}
+
+// The copy is complete for the thread that started it, from now on: others need a barrier after its
+// wait, so it counts as a store that happens here.
+static void check_landing(const struct event *e, struct cell *c) {
+    c->store.in_flight = false;
+    c->store.clock = e->stamp.clock;
+    c->store.part_syncs = e->stamp.part_syncs;
 }
 
 // ---- reads of what nobody wrote -----------------------------------------------------------------
@@ -270,7 +301,7 @@ static unsigned bytes_in_word(uint64_t word, uint64_t from, uint64_t to) {
 static inline bool is_routine(const struct event *e, const struct cell *c) {
     uint32_t since = e->worker->barrier_clock;
     return e->access->kind == SIM_LOAD && !e->buffer && c->load.readers == ONE_BLOCK &&
-           c->load.clock >= since && c->store.clock < since &&
+           c->load.clock >= since && c->store.clock < since && !c->store.in_flight &&
            c->store.clock >= e->worker->block_clock && c->store.written == 0xf;
 }
 
@@ -279,6 +310,10 @@ static void check_access(struct event *e, struct cell *cells, uint64_t offset) {
     for (uint64_t word = offset / 4; word * 4 < offset + (unsigned)size; word++) {
         struct cell *c = &cells[word];
         if (is_routine(e, c)) continue;
+        if (e->access->flags & LANDED) {
+            check_landing(e, c);
+            continue;
+        }
         e->stamp.bytes =
             (size >= 4 ? 0xf : bytes_in_word(word, offset, offset + (unsigned)size)) & 0xf;
         e->lock = e->buffer ? lock_word(word) : NULL;
@@ -303,24 +338,33 @@ static bool same_as_two_before(const struct request *r, int i) {
            r->lane[i]->address == r->lane[i - 2]->address;
 }
 
+static void check_lane(struct event *e, const struct request *r, int i, const struct thread *t) {
+    const struct access *a = e->access = r->lane[i];
+    struct buffer *b = a->space == GLOBAL ? &sim_buffer[sim_buffer_at(a->address)] : NULL;
+    e->thread = t;
+    e->stamp.thread = (unsigned)t->id & 1023;
+    e->stamp.part_syncs = a->flags & PART_SYNCS;
+    e->buffer = b;
+    if (!b)
+        check_access(e, e->worker->shared_cell, a->address - e->worker->shared_base);
+    else if (b->input)
+        check_input(r, i, b);
+    else if (b->cell)
+        check_access(e, b->cell, a->address - b->start);
+}
+
 void detect_request(struct worker *w, const struct request *r) {
     struct event e = {.worker = w,
                       .stamp = {.clock = w->clock, .pc = r->lane[0]->pc, .block = w->block}};
     for (int i = 0; i < r->lanes; i++) {
-        const struct access *a = e.access = r->lane[i];
+        const struct access *a = r->lane[i];
         w->made_atomic |= a->kind == SIM_ATOMIC;
         if (same_as_two_before(r, i)) continue;
-        e.thread = r->warp->lane[r->number[i]];
-        e.stamp.thread = (unsigned)e.thread->id & 1023;
-        e.stamp.part_syncs = a->part_syncs & 1;
-        struct buffer *b = a->space == GLOBAL ? &sim_buffer[sim_buffer_at(a->address)] : NULL;
-        e.buffer = b;
-        if (!b)
-            check_access(&e, w->shared_cell, a->address - w->shared_base);
-        else if (b->input)
-            check_input(r, i, b);
-        else if (b->cell)
-            check_access(&e, b->cell, a->address - b->start);
+        int lane = r->number[i];
+        check_lane(&e, r, i, r->warp->lane[lane]);
+        // What the whole warp loads is loaded by this lane and by another one: even a store by this
+        // very lane then needs a __syncwarp() in between.
+        if (a->flags & BY_WARP) check_lane(&e, r, i, r->warp->lane[lane ^ 1]);
     }
 }
 

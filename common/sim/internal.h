@@ -10,13 +10,19 @@
 // `pc` is where in the executable the access stands (the hook's return address minus the load
 // address): lanes that access at the same pc do so in the same instruction.
 enum space { GLOBAL, SHARED, MARK }; // MARK: no access; the lane jumped backwards from this pc
+enum {
+    PART_SYNCS = 1, // the lane's part_syncs when it made the access
+    BY_WARP = 2,    // what is loaded goes to all lanes of the warp (ldmatrix)
+    IN_FLIGHT = 4,  // a store that only begins here: a copy in the background (async.c)
+    LANDED = 8,     // and here it is complete; already counted
+};
 struct access {
     uint64_t address;
     uint32_t pc;
-    uint8_t size;       // bytes, at most 16
-    uint8_t kind;       // enum sim_kind
-    uint8_t space;      // enum space
-    uint8_t part_syncs; // the lane's, when it made the access
+    uint8_t size;  // bytes, at most 16
+    uint8_t kind;  // enum sim_kind
+    uint8_t space; // enum space
+    uint8_t flags; // of the enum above
 };
 enum { END_OF_LOG = UINT32_MAX, LOG_ENTRIES = 2048 };
 
@@ -25,6 +31,13 @@ struct place {
 };
 
 // ---- CUDA threads, warps, blocks --------------------------------------------------------------
+
+// Copies in the background, oldest first. A group is closed by a commit; `groups` of them are, and
+// copies started now belong to the next.
+struct copies {
+    struct copy *copy;
+    uint32_t count, room, groups;
+};
 
 struct thread {
     struct fiber fiber;
@@ -39,9 +52,10 @@ struct thread {
 
     struct access *log; // LOG_ENTRIES of them, and one place for the meter's end mark
     struct access *log_next, *log_end;
-    bool log_full;       // it waits for room
-    uint32_t last_block; // pc of the basic block it entered last
-    uint8_t part_syncs;  // 1: it met a part of its warp in __syncwarp() since the whole last met
+    bool log_full;        // it waits for room
+    uint32_t last_block;  // pc of the basic block it entered last
+    uint8_t part_syncs;   // 1: it met a part of its warp in __syncwarp() since the whole last met
+    struct copies copies; // that it has started (async.c)
 };
 
 struct queue {
@@ -154,6 +168,8 @@ void sim_kernel_name(const char *text, char *out, size_t size);
 void scheduler_run_block(struct worker *, uint64_t number);
 // The running thread's log is full: returns when there is room again.
 void scheduler_catch_up(struct worker *);
+// All 32 lanes meet at one instruction of the source, which PTX calls .sync.aligned.
+void scheduler_whole_warp(sim_warp_op, void *mine, const char *what, struct sim_place);
 
 // ---- memory.c ----------------------------------------------------------------------------------
 
@@ -176,6 +192,19 @@ void memory_launch_begin(void);       // clears `touched`
 void memory_launch_end(void);         // adds `touched` to `distinct`
 
 const char *memory_verb(int kind); // "load", "store", "atomic"
+
+// What an instruction of ptx.h does with memory: checked, counted and logged like an access that
+// the compiler's hooks have seen.
+void memory_access(const void *, unsigned size, int kind, unsigned flags, uint32_t pc);
+// A line of the log that nobody counts, for detect.c alone.
+void memory_note(const void *, unsigned size, int kind, unsigned flags, uint32_t pc);
+bool memory_is_shared(const void *);
+bool memory_is_global(const void *);
+
+// ---- async.c ------------------------------------------------------------------------------------
+
+void async_forget(struct thread *); // at the start of a block: what was in flight never lands
+void async_free(struct thread *);
 
 // ---- meter.c ------------------------------------------------------------------------------------
 

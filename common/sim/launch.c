@@ -106,6 +106,7 @@ static void free_threads(struct worker *w) {
     for (int i = 0; i < w->threads; i++) {
         fiber_destroy(&w->thread[i].fiber);
         free(w->thread[i].log);
+        async_free(&w->thread[i]);
     }
     free(w->thread);
     free(w->warp);

@@ -231,10 +231,8 @@ ALWAYS_INLINE void log_access(struct thread *t, struct access a) {
 }
 
 // The heart of it: called for each access of each CUDA thread, so every instruction here counts.
-ALWAYS_INLINE void see(uintptr_t a, unsigned size, int kind, const void *return_address) {
-    struct worker *w = sim_worker;
-    if (!w) return; // the host's code in a .cu file
-    uint32_t pc = symbols_pc(return_address);
+ALWAYS_INLINE void see_at(struct worker *w, uintptr_t a, unsigned size, int kind, unsigned flags,
+                          uint32_t pc) {
     enum space space;
     if (a - hbm < hbm_bytes) {
         int b = *owner_of(a);
@@ -253,7 +251,12 @@ ALWAYS_INLINE void see(uintptr_t a, unsigned size, int kind, const void *return_
     if (a & (size - 1)) fail_misaligned(a, size, kind, pc);
     if (!w->fast)
         log_access(w->self, (struct access){a, pc, (uint8_t)size, (uint8_t)kind, (uint8_t)space,
-                                            w->self->part_syncs});
+                                            (uint8_t)(flags | w->self->part_syncs)});
+}
+
+ALWAYS_INLINE void see(uintptr_t a, unsigned size, int kind, const void *return_address) {
+    struct worker *w = sim_worker;
+    if (w) see_at(w, a, size, kind, 0, symbols_pc(return_address)); // NULL: the host's code
 }
 
 // A copy of a whole struct. The GPU would move it in pieces of at most 16 bytes, too.
@@ -324,12 +327,31 @@ void __sanitizer_cov_trace_pc(void) {
 }
 #pragma GCC diagnostic pop
 
+// ---- for the instructions of ptx.h --------------------------------------------------------------
+
+void memory_access(const void *p, unsigned size, int kind, unsigned flags, uint32_t pc) {
+    see_at(sim_worker, ADDRESS, size, kind, flags, pc);
+}
+
+void memory_note(const void *p, unsigned size, int kind, unsigned flags, uint32_t pc) {
+    struct worker *w = sim_worker;
+    uint8_t space = memory_is_shared(p) ? SHARED : GLOBAL;
+    if (!w->fast)
+        log_access(w->self, (struct access){ADDRESS, pc, (uint8_t)size, (uint8_t)kind, space,
+                                            (uint8_t)(flags | w->self->part_syncs)});
+}
+
+bool memory_is_shared(const void *p) {
+    return ADDRESS - sim_worker->shared_base < sim_worker->shared_bytes;
+}
+
+bool memory_is_global(const void *p) { return hbm && ADDRESS - hbm < hbm_bytes; }
+
 // ---- atomics -----------------------------------------------------------------------------------
 
 // Blocks run on several OS threads, so these are real atomics; for floats by compare-and-swap.
 #define ATOMIC_ADD(name, type, bits_type)                                                          \
-    type name(type *p, type value) {                                                               \
-        see((uintptr_t)p, sizeof(type), SIM_ATOMIC, HERE);                                         \
+    static type add_##bits_type##_##type(type *p, type value) {                                    \
         bits_type *word = (bits_type *)p, old = __atomic_load_n(word, __ATOMIC_RELAXED), new_bits; \
         type sum, before;                                                                          \
         do {                                                                                       \
@@ -339,8 +361,21 @@ void __sanitizer_cov_trace_pc(void) {
         } while (!__atomic_compare_exchange_n(word, &old, new_bits, true, __ATOMIC_RELAXED,        \
                                               __ATOMIC_RELAXED));                                  \
         return before;                                                                             \
+    }                                                                                              \
+    type name(type *p, type value) {                                                               \
+        see(ADDRESS, sizeof(type), SIM_ATOMIC, HERE);                                              \
+        return add_##bits_type##_##type(p, value);                                                 \
     }
 ATOMIC_ADD(sim_atomic_add_f32, float, uint32_t)
 ATOMIC_ADD(sim_atomic_add_f64, double, uint64_t)
 ATOMIC_ADD(sim_atomic_add_u32, uint32_t, uint32_t)
 ATOMIC_ADD(sim_atomic_add_u64, uint64_t, uint64_t)
+
+// Four neighbours in one request; each is an atomic operation of its own.
+void sim_red_add_f32x4(float *p, const float value[4]) {
+    if (sim_worker && !memory_is_global(p))
+        sim_fail("red_add_f32x4(): the address is not in global memory, at %s",
+                 symbols_place(symbols_pc(HERE)));
+    see(ADDRESS, 16, SIM_ATOMIC, HERE);
+    for (int i = 0; i < 4; i++) add_uint32_t_float(p + i, value[i]);
+}

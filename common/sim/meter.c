@@ -93,6 +93,7 @@ static void count_request(struct worker *w, struct warp *warp, const struct requ
         return;
     }
     detect_request(w, r);
+    if (r->lane[0]->flags & LANDED) return;
     w->tally.accesses += (unsigned)r->lanes;
     if (r->lane[0]->space == GLOBAL) {
         w->global_requests++;

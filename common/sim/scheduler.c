@@ -204,8 +204,8 @@ static void run_collective(struct worker *w, struct warp *warp, const struct mee
     sim_worker = w;
 }
 
-void sim_warp_collective(uint32_t mask, sim_warp_op op, void *mine, const char *what,
-                         struct sim_place where) {
+static void meet(uint32_t mask, sim_warp_op op, void *mine, const char *what,
+                 struct sim_place where, bool aligned) {
     struct worker *w = sim_worker;
     struct thread *me = w->self;
     struct warp *warp = me->warp;
@@ -219,6 +219,10 @@ void sim_warp_collective(uint32_t mask, sim_warp_op op, void *mine, const char *
     else if (m->op != op || strcmp(m->what, what))
         sim_fail("lanes of one warp meet in two different collectives: %s at %s:%d and %s at %s:%d",
                  m->what, m->where.file, m->where.line, what, where.file, where.line);
+    else if (op && aligned && m->where.line != where.line)
+        sim_fail("lanes of one warp come to %s from two places, %s:%d and %s:%d; all 32 must "
+                 "execute it together, outside of branches that only some lanes take",
+                 what, m->where.file, m->where.line, where.file, where.line);
     me->argument = mine;
     m->arrived |= 1u << me->lane;
     if (m->arrived != mask) {
@@ -234,6 +238,19 @@ void sim_warp_collective(uint32_t mask, sim_warp_op op, void *mine, const char *
     m->arrived = 0;
     for (int i = 0; i < warp->size; i++)
         if ((mask >> i & 1) && warp->lane[i] != me) make_ready(warp->lane[i]);
+}
+
+void sim_warp_collective(uint32_t mask, sim_warp_op op, void *mine, const char *what,
+                         struct sim_place where) {
+    meet(mask, op, mine, what, where, false);
+}
+
+void scheduler_whole_warp(sim_warp_op op, void *mine, const char *what, struct sim_place where) {
+    const struct warp *warp = sim_worker->self->warp;
+    if (warp->size < 32)
+        sim_fail("%s at %s:%d needs a warp of 32 threads, and the block's last has %d", what,
+                 where.file, where.line, warp->size);
+    meet(~0u, op, mine, what, where, true);
 }
 
 // ---- one block ---------------------------------------------------------------------------------
@@ -274,6 +291,7 @@ void scheduler_run_block(struct worker *w, uint64_t number) {
         t->log_full = false;
         t->last_block = 0;
         t->part_syncs = 0;
+        async_forget(t);
         make_ready(t);
     }
     w->self = pop(&w->ready);

@@ -52,6 +52,25 @@ double sim_atomic_add_f64(double *address, double value);
 uint32_t sim_atomic_add_u32(uint32_t *address, uint32_t value);
 uint64_t sim_atomic_add_u64(uint64_t *address, uint64_t value);
 
+// ---- called by a kernel, through ptx.h ------------------------------------------------------
+
+// 16 bytes from global to shared memory in the background; zeros if not `valid` (async.c).
+void sim_cp_async(void *smem, const void *gmem, bool valid);
+void sim_cp_async_commit(void);
+void sim_cp_async_wait(int pending); // until all but the last `pending` groups are complete
+void sim_cp_async_wait_all(void);    // and what is not committed yet
+
+// 1, 2 or 4 matrices of 8 x 8 16-bit elements from shared memory, and D = A B + D (tensor.c).
+void sim_ldmatrix(uint32_t *registers, int matrices, bool transposed, const void *row,
+                  const char *what, struct sim_place);
+void sim_mma_m16n8k16_fp16(float D[4], const uint32_t A[4], const uint32_t B[2], struct sim_place);
+void sim_mma_m16n8k16_bf16(float D[4], const uint32_t A[4], const uint32_t B[2], struct sim_place);
+float sim_exp2_approx(float);
+uint32_t sim_pack_fp16(float low, float high);
+uint32_t sim_pack_bf16(float low, float high);
+
+void sim_red_add_f32x4(float *address, const float value[4]);
+
 // ---- called by the host side of a .cu file, through cuda.h ----------------------------------
 
 struct sim_launch {
