@@ -54,6 +54,7 @@ NVFLAGS  := -std=c++20 -O2 -lineinfo -Xcompiler "$(KERNEL_WARNINGS)" -Icommon
 # Files with instructions that older cards lack (common/ptx.h) are compiled for those that have them,
 # and for sm_80 where ARCH names none: the program must link, and does not run such a kernel.
 CARD     := $(if $(HAS_GPU),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader | sed -n '1s/\.//p'))
+HOPPER   := $(call gencode,90a)
 AMPERE   := $(call gencode,$(or $(filter-out 7%,$(patsubst native,$(CARD),$(ARCH))),80))
 
 # ---- what is built from what -------------------------------------------------------------------
@@ -70,7 +71,7 @@ LIBRARY  := $(filter-out %/main.o,$(HARNESS))
 SIM      := $(patsubst common/%.c,$(BUILD)/%.o,$(wildcard common/sim/*.c))
 GPU      := $(patsubst common/%,$(BUILD)/%.o,$(wildcard common/gpu/*.cu common/gpu/*.cpp))
 PROGRAMS := ladder $(foreach s,$(STEPS),step$(call number_of,$(s)))
-GPU_TESTS := $(BUILD)/gpu/tests/instructions.o
+GPU_TESTS := $(BUILD)/gpu/tests/instructions.o $(BUILD)/gpu/tests/instructions_sm90.o
 TEST_C   := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/test_*.c))
 TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/*.cu))
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
@@ -131,6 +132,7 @@ $(BUILD)/gpu/%.o: %.cu
 # What a file is compiled for.
 FOR = $(GENCODE)
 $(BUILD)/gpu/tests/instructions.o: FOR = $(AMPERE)
+$(BUILD)/gpu/tests/instructions_sm90.o: FOR = $(HOPPER)
 
 # ---- linking: a program is the harness, a machine and some kernels ---------------------------------
 
@@ -154,7 +156,7 @@ $(BUILD)/sim/run_tests: $(TEST_C) $(TEST_CU) $(GALLERY) $(LIBRARY) $(SIM) $(addp
 $(BUILD)/sim/gallery: $(BUILD)/tests/gallery/main.o $(GALLERY) $(LIBRARY) $(SIM)
 	$(call say,LINK)
 	$(SIM_LINK)
-$(BUILD)/gpu/run_tests: $(BUILD)/tests/test_kernels.o $(BUILD)/tests/test_instructions.o $(GPU_TESTS) $(LIBRARY) $(GPU) $(addprefix $(BUILD)/gpu/,$(call kernels,$(STEPS)))
+$(BUILD)/gpu/run_tests: $(BUILD)/tests/test_kernels.o $(BUILD)/tests/test_instructions.o $(BUILD)/tests/test_instructions_sm90.o $(GPU_TESTS) $(LIBRARY) $(GPU) $(addprefix $(BUILD)/gpu/,$(call kernels,$(STEPS)))
 	$(call say,LINK)
 	$(GPU_LINK) -lcriterion
 

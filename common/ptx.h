@@ -21,9 +21,11 @@
 
 // ---- addresses ----------------------------------------------------------------------------------
 
-#ifdef __CUDACC__
 // PTX wants 32-bit addresses within the block's shared memory.
+#ifdef __CUDACC__
 PTX uint32_t smem_address(const void *smem) { return (uint32_t)__cvta_generic_to_shared(smem); }
+#else
+PTX uint32_t smem_address(const void *smem) { return sim_smem_address(smem); }
 #endif
 
 // ---- copies in the background: cp.async ---------------------------------------------------------

@@ -16,7 +16,7 @@ const struct sim_launch *sim_now;
 
 static struct sim_options options;
 static struct sim_counts counts; // all but the buffers, which memory.c keeps
-static char first_error[640], first_warning[400];
+static char first_error[1200], first_warning[400];
 
 // The launch in progress, shared by the workers.
 static struct {
@@ -54,7 +54,7 @@ void sim_blame(const struct thread *t, const char *what, char *out, size_t size)
 
 _Noreturn void sim_fail_at(const struct thread *t, const char *format, ...) {
     struct worker *w = sim_worker;
-    char what[480], message[600];
+    char what[1000], message[1100];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(what, sizeof what, format, arguments);
@@ -107,6 +107,7 @@ static void free_threads(struct worker *w) {
         fiber_destroy(&w->thread[i].fiber);
         free(w->thread[i].log);
         async_free(&w->thread[i]);
+        sm90_forget(&w->thread[i]);
     }
     free(w->thread);
     free(w->warp);

@@ -142,7 +142,8 @@ void memory_launch_end(void) {
 // ---- what can be wrong with an address -------------------------------------------------------
 
 const char *memory_verb(int kind) {
-    return kind == SIM_LOAD ? "load" : kind == SIM_STORE ? "store" : "atomic";
+    static const char *const verb[SIM_KINDS] = {"load", "store", "atomic", "tma_load", "tma_store"};
+    return verb[kind];
 }
 
 static struct buffer *nearest_buffer(uintptr_t a) {
@@ -195,7 +196,10 @@ static _Noreturn void fail_shared(struct worker *w, uintptr_t a, unsigned size, 
 // program, or the kernel's arguments. Anything else is the host's, and no GPU could reach it.
 static void check_private(struct worker *w, uintptr_t a, unsigned size, int kind, uint32_t pc) {
     const struct fiber *f = &w->self->fiber;
-    if (a - (uintptr_t)f->stack < f->mapped) return;
+    if (a - (uintptr_t)f->stack < f->mapped) {
+        if (w->self->registers) wgmma_touch(w->self, a, size, kind, pc);
+        return;
+    }
     if (a - (uintptr_t)sim_now->arguments < sim_now->argument_bytes ||
         (kind == SIM_LOAD && symbols_is_constant(a)))
         return;
@@ -339,6 +343,31 @@ void memory_note(const void *p, unsigned size, int kind, unsigned flags, uint32_
     if (!w->fast)
         log_access(w->self, (struct access){ADDRESS, pc, (uint8_t)size, (uint8_t)kind, space,
                                             (uint8_t)(flags | w->self->part_syncs)});
+}
+
+void memory_log(enum space space, const void *p, uint32_t pc) {
+    struct worker *w = sim_worker;
+    if (!w->fast)
+        log_access(w->self, (struct access){.address = ADDRESS, .pc = pc, .space = (uint8_t)space});
+}
+
+bool memory_owns(const void *p, size_t bytes) {
+    const struct worker *w = sim_worker;
+    size_t offset = ADDRESS - w->shared_base;
+    return offset < w->shared_bytes && bytes <= w->shared_bytes - offset &&
+           !memchr(w->shared_owner + offset, 0, bytes);
+}
+
+void memory_name(const void *p, char *out, size_t size) {
+    size_t start, bytes, offset = ADDRESS - sim_worker->shared_base;
+    int b = sim_buffer_at(ADDRESS);
+    if (b)
+        snprintf(out, size, "%s + %zu", sim_buffer[b].name, ADDRESS - sim_buffer[b].start);
+    else if (memory_is_shared(p)) {
+        const char *name = symbols_shared_name(offset, &start, &bytes);
+        snprintf(out, size, "%s + %zu", name, offset - start);
+    } else
+        snprintf(out, size, "address 0x%zx", (size_t)ADDRESS);
 }
 
 bool memory_is_shared(const void *p) {

@@ -99,14 +99,16 @@ static _Noreturn void fail_deadlock(struct worker *w) {
             "lanes missing: %s at %s:%d waits for lanes 0x%08x of mask 0x%08x (%s); every lane in "
             "the mask must call it",
             m->what, m->where.file, m->where.line, m->mask & ~m->arrived, m->mask, who);
-    sim_fail("deadlock: no thread of the block can go on (%s)", who);
+    char why[600];
+    sm90_explain(w, why, sizeof why);
+    sim_fail("deadlock: no thread of the block can go on (%s)%s", who, why);
 }
 
 // Whose turn it is now.
 static struct thread *next_ready(struct worker *w) {
-    struct thread *next = pop(&w->ready);
-    if (!next) fail_deadlock(w);
-    return w->self = next;
+    while (!w->ready.first)
+        if (!sm90_step(w)) fail_deadlock(w);
+    return w->self = pop(&w->ready);
 }
 
 // Gives the CPU to the next ready thread. Returns when this one is ready and its turn has come.
@@ -142,6 +144,13 @@ static void wait_for(struct worker *w, const char *what, struct sim_place where)
     me->where = where;
     come_to_rest(w, me);
     run_others(w);
+}
+
+void scheduler_wait(const char *what, struct sim_place where) { wait_for(sim_worker, what, where); }
+void scheduler_wake(struct thread *t) { make_ready(t); }
+void scheduler_rest(struct worker *w) {
+    come_to_rest(w, w->self);
+    w->self->warp->running++;
 }
 
 // ---- barriers and collectives ----------------------------------------------------------------
@@ -189,6 +198,7 @@ static struct meeting *find_meeting(struct warp *warp, uint32_t mask) {
 static void order_accesses(struct worker *w, struct warp *warp, uint32_t mask) {
     bool whole = mask == (warp->size < 32 ? (1u << warp->size) - 1 : ~0u);
     if (whole) warp->sync_clock = ++w->clock;
+    if (w->uses_sm90) order_warp(w, warp, mask);
     for (int i = 0; i < warp->size; i++)
         if (mask >> i & 1) warp->lane[i]->part_syncs = !whole;
 }
@@ -262,7 +272,9 @@ static void thread_main(void) {
     struct thread *me = w->self;
     me->exited = true;
     come_to_rest(w, me);
+    if (w->uses_sm90) sm90_thread_exits(me);
     if (w->live == 1) detect_settle(w);
+    if (w->live == 1 && w->uses_sm90) sm90_block_ends(w);
     if (--w->live == 0) fiber_end(&me->fiber, &w->home);
     fiber_end(&me->fiber, &next_ready(w)->fiber);
 }
@@ -276,6 +288,7 @@ void scheduler_run_block(struct worker *w, uint64_t number) {
     w->barrier = (struct barrier){0};
     w->block = (uint32_t)number;
     w->made_atomic = false;
+    sm90_block_begins(w);
     w->block_clock = w->barrier_clock = ++w->clock;
     for (int i = 0; i < w->warps; i++) {
         w->warp[i].running = 0;
@@ -292,6 +305,7 @@ void scheduler_run_block(struct worker *w, uint64_t number) {
         t->last_block = 0;
         t->part_syncs = 0;
         async_forget(t);
+        sm90_forget(t);
         make_ready(t);
     }
     w->self = pop(&w->ready);
