@@ -24,8 +24,9 @@ struct machine {
 };
 
 struct machine_options {
-    bool fast;    // simulator: count bytes only, no sectors (no `asked`)
-    bool profile; // simulator: count for each source line, for machine_profile
+    bool fast;            // simulator: count bytes only, no sectors (no `asked`)
+    bool profile;         // simulator: count for each source line, for machine_profile
+    const char *timeline; // simulator: a file for who waits and what is under way; NULL: none
 };
 
 // Finds the machine. False, with one line in `why`, when there is none.

@@ -8,6 +8,7 @@
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { ELEMENTS = 512 * 64 };
@@ -136,6 +137,37 @@ Test(sim_sm90, operands_that_change_are_noticed_in_any_case) {
     sim_sm90_run("freed_too_early", a, b);
     cr_expect(strstr(sim_error(), "operand changed: element (0, 0) of B, in smem + 8192"), "%s",
               sim_error());
+}
+
+// ---- the timeline -------------------------------------------------------------------------------
+
+Test(sim_sm90, the_timeline_has_copies_and_waits) {
+    char path[200], line[600];
+    snprintf(path, sizeof path, "%s/timeline.csv", getenv("BUILD") ? getenv("BUILD") : "build");
+    cr_assert(sim_timeline(path));
+    run("ring_of_loads");
+    cr_assert(sim_timeline(NULL));
+    FILE *f = fopen(path, "r");
+    cr_assert(f && fgets(line, sizeof line, f));
+    cr_expect_str_eq(line, "launch,kernel,block,who,event,from,to,what,file,line\n");
+    int copies = 0, waits = 0, exits = 0;
+    unsigned from, to, last = 0;
+    while (fgets(line, sizeof line, f)) {
+        char who[40], event[20];
+        cr_assert_eq(
+            sscanf(line, "1,\"ring_of_loads\",0,%39[^,],%19[^,],%u,%u,", who, event, &from, &to), 4,
+            "%s", line);
+        cr_expect(to >= last && from <= to, "in order: %s", line);
+        last = to;
+        copies += !strcmp(who, "tma 0") && !strcmp(event, "copy") && to > from;
+        waits += !strcmp(event, "wait") && strstr(line, "\"mbarrier_wait()\",tests/sim_sm90.cu,");
+        exits += !strcmp(event, "exit");
+    }
+    fclose(f);
+    cr_expect_eq(copies, 8);
+    cr_expect_geq(waits, 2 * 8, "two warps wait for each tile");
+    cr_expect_eq(exits, 3);
+    cr_expect(!sim_timeline("/nowhere/at/all"));
 }
 
 Test(sim_sm90, fast_computes_the_same) {

@@ -19,8 +19,8 @@ enum { COPY_BYTES = 16 };
 
 struct copy {
     void *to;
-    const void *from; // NULL: zeros
-    uint32_t group;
+    const void *from;     // NULL: zeros
+    uint32_t group, step; // when it was started
 };
 
 static void add_copy(struct copies *c, struct copy new) {
@@ -54,7 +54,8 @@ void sim_cp_async(void *smem, const void *gmem, bool valid) {
     }
     memory_access(smem, COPY_BYTES, SIM_STORE, IN_FLIGHT, pc);
     memset(smem, 0xff, COPY_BYTES);
-    add_copy(&me->copies, (struct copy){smem, valid ? gmem : NULL, me->copies.groups});
+    add_copy(&me->copies,
+             (struct copy){smem, valid ? gmem : NULL, me->copies.groups, sim_worker->step});
 }
 
 void sim_cp_async_commit(void) { sim_worker->self->copies.groups++; }
@@ -62,6 +63,10 @@ void sim_cp_async_commit(void) { sim_worker->self->copies.groups++; }
 // All copies of groups before number `end` land now.
 static void land(struct copies *c, uint32_t end, uint32_t pc) {
     uint32_t n = 0;
+    const struct thread *me = sim_worker->self;
+    if (c->count && c->copy[0].group < end && me->lane == 0) // one row for the warp
+        timeline_add("warp", me->id / 32, "copy", c->copy[0].step, "cp.async",
+                     (struct sim_place){0});
     for (; n < c->count && c->copy[n].group < end; n++) {
         struct copy *k = &c->copy[n];
         if (k->from)

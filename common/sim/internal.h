@@ -100,6 +100,8 @@ struct warp {
     struct meeting meeting[32]; // a lane waits in one at most, so there are never more
     int loops;
     struct loop loop[MAX_LOOPS]; // the innermost last
+    uint32_t told_from, told_to; // the last row of the timeline
+    int told_line;
 };
 
 struct barrier {
@@ -158,7 +160,7 @@ struct worker {
     struct barrier barrier;
     struct sm90 *sm90;  // NULL: nobody has used Hopper's instructions yet
     bool uses_sm90;     // this block does
-    uint32_t step;      // of this block: how often nobody could run
+    uint32_t step;      // of this block, for the timeline: see there
     struct fiber home;  // the OS thread's own stack
     struct place place; // symbols_place() answers here
 };
@@ -244,6 +246,15 @@ void order_warp(struct worker *, struct warp *, uint32_t mask); // the lanes met
 bool order_knows(const struct thread *, unsigned agent_thread, uint32_t time);
 uint32_t order_latest(const struct thread *); // the youngest thing that it knows to be over
 void wgmma_touch(struct thread *, uintptr_t, unsigned size, int kind, uint32_t pc);
+
+// ---- timeline.c ---------------------------------------------------------------------------------
+
+void timeline_launch(void);
+void timeline_wait(const struct thread *, uint32_t from, const char *what, struct sim_place);
+void timeline_exit(const struct thread *);
+// An interval that ends now.
+void timeline_add(const char *who, int number, const char *event, uint32_t from, const char *what,
+                  struct sim_place);
 
 // ---- async.c ------------------------------------------------------------------------------------
 

@@ -332,6 +332,7 @@ void sim_launch(const struct sim_launch *l) {
         keep_error(message);
     } else {
         count_launch(l, fixed);
+        timeline_launch();
         grid.next_block = 0;
         grid.blocks = (uint64_t)l->grid.x * l->grid.y * l->grid.z;
         memory_launch_begin();

@@ -3,6 +3,7 @@
 #include "machine.h"
 #include "sim.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -14,9 +15,12 @@ enum { H200_SM = 90, H200_SM_COUNT = 132 };
 
 bool machine_open(const struct machine_options *options, struct machine *out, char *why,
                   size_t why_size) {
-    (void)why, (void)why_size; // there is always a CPU
     fast = options->fast;
     profiling = options->profile;
+    if (!sim_timeline(options->timeline)) {
+        snprintf(why, why_size, "--timeline %s: %s", options->timeline, strerror(errno));
+        return false;
+    }
     sim_reset(&(struct sim_options){.fast = fast});
     *out = (struct machine){.simulated = true,
                             .name = "SIMT simulator",

@@ -98,7 +98,7 @@ void sm90_block_begins(struct worker *w) {
         wgmma_forget(w->sm90);
     }
     w->uses_sm90 = false;
-    w->step = 0;
+    w->step = 0; // also where nobody uses any of this
 }
 
 void sm90_forget(struct thread *t) {

@@ -142,8 +142,10 @@ static void wait_for(struct worker *w, const char *what, struct sim_place where)
     struct thread *me = w->self;
     me->waits_for = what;
     me->where = where;
+    uint32_t from = w->step;
     come_to_rest(w, me);
     run_others(w);
+    timeline_wait(me, from, what, where);
 }
 
 void scheduler_wait(const char *what, struct sim_place where) { wait_for(sim_worker, what, where); }
@@ -177,6 +179,7 @@ int sim_block_barrier(int predicate, const char *what, struct sim_place where) {
     b->result = b->votes;
     b->arrived = b->votes = 0;
     detect_settle(w);
+    w->step++;
     w->barrier_clock = ++w->clock;
     for (int i = 0; i < w->threads; i++) w->thread[i].part_syncs = 0;
     for (struct thread *t; (t = pop(&b->waiting));) make_ready(t);
@@ -273,6 +276,7 @@ static void thread_main(void) {
     me->exited = true;
     come_to_rest(w, me);
     if (w->uses_sm90) sm90_thread_exits(me);
+    timeline_exit(me);
     if (w->live == 1) detect_settle(w);
     if (w->live == 1 && w->uses_sm90) sm90_block_ends(w);
     if (--w->live == 0) fiber_end(&me->fiber, &w->home);
@@ -294,6 +298,7 @@ void scheduler_run_block(struct worker *w, uint64_t number) {
         w->warp[i].running = 0;
         w->warp[i].sync_clock = w->clock;
         w->warp[i].loops = 0;
+        w->warp[i].told_line = 0;
         memset(w->warp[i].meeting, 0, sizeof w->warp[i].meeting);
     }
     for (int i = 0; i < w->threads; i++) {

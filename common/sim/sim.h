@@ -156,6 +156,10 @@ const char *sim_error(void);
 // Empty, or the first thing since sim_reset that is allowed but unwise, in one line.
 const char *sim_warning(void);
 
+// Writes what waits and what is under way to a CSV file (timeline.c), from now on; NULL: no more.
+// False: the file cannot be written.
+bool sim_timeline(const char *path);
+
 struct sim_buffer_counts {
     char name[24];
     size_t size;

@@ -96,6 +96,7 @@ struct sm90 {
     int pool; // registers that no warpgroup has
     struct box *first_box, *last_box;
     struct knowledge known[1024]; // of each thread
+    struct knowledge common;      // for wgmma.c: of a whole warpgroup
 };
 
 struct sm90 *sm90_use(void); // this block's; the first use makes it

@@ -69,6 +69,7 @@ struct box {
     size_t bytes;
     struct thread *thread;
     struct sim_place place;
+    uint32_t step;            // when it was started
     struct mbarrier *barrier; // of a load; NULL: this is a store
     uint32_t group;           // of a store
     bool read;                // its source has been
@@ -187,6 +188,7 @@ static struct box *start(struct box b, const char *what, const int at[]) {
     for (int i = 0; i < b.map.rank; i++) b.at[i] = at[i];
     b.bytes = box_bytes(&b.map);
     b.thread = sim_worker->self;
+    b.step = sim_worker->step;
     check_place(&b, what);
     struct box *new = malloc(sizeof *new);
     if (!new) abort();
@@ -264,6 +266,14 @@ void tma_replay(const struct thread *t, const struct box *b, uint32_t pc) {
 // ---- landing
 // --------------------------------------------------------------------------------------
 
+static void tell(const struct box *b) {
+    char name[80], what[120];
+    memory_name(b->smem, name, sizeof name);
+    snprintf(what, sizeof what, "%s %s, %zu bytes", b->barrier ? "load to" : "store from", name,
+             b->bytes);
+    timeline_add("tma", 0, "copy", b->step, what, b->place);
+}
+
 static void forget(struct sm90 *s, struct box *b) {
     struct box **link = &s->first_box, *before = NULL;
     while (*link != b) before = *link, link = &(*link)->next;
@@ -284,6 +294,7 @@ static void land(struct worker *w, struct box *b) {
         detect_range(b->thread, MBARRIER_AGENT + (unsigned)mbarrier_number(b->barrier), b->smem,
                      b->bytes, SIM_STORE, LANDED, 0);
     mbarrier_bytes_came(b->barrier, b->bytes);
+    tell(b);
     forget(w->sm90, b);
 }
 
@@ -324,6 +335,7 @@ static void read_source(struct box *b) {
 
 static void write_out(struct sm90 *s, struct box *b) {
     each_part(b, store_part);
+    tell(b);
     forget(s, b);
 }
 

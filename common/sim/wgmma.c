@@ -109,7 +109,7 @@ struct product {
     struct product *next;
     struct operand A, B; // A.name NULL: it came from registers
     bool fp16, accumulate;
-    uint32_t group, started; // the time
+    uint32_t group, started, step; // the time, and the timeline's
     struct sim_place place;
     struct accumulators *accumulators;
     uint16_t a[64][16], b[256][16];
@@ -224,45 +224,45 @@ static void common_knowledge(const struct warpgroup *g, struct knowledge *all) {
     }
 }
 
-static void inspect(const struct warpgroup *g, const struct operand *o,
-                    const struct sim_wgmma *first, struct knowledge *known) {
+static void inspect(const struct warpgroup *g, const struct operand *o, uint32_t pc) {
+    struct sm90 *s = sim_worker->sm90;
     struct inspection c = {.reader = sim_worker->thread[128 * g->number],
                            .operand = o,
                            .place = g->place,
-                           .pc = first->pc,
+                           .pc = pc,
                            .warpgroup = g->number};
-    c.reader.known = known;
+    common_knowledge(g, &s->common);
+    c.reader.known = &s->common;
     check_descriptor(o, g->place);
     each_piece(o, &c, inspect_piece);
 }
 
 static bool start(struct warpgroup *g) {
     const struct sim_wgmma *first = g->argument[0];
+    struct operand B = {"B", first->smem_B, first->N, first->B_mn_major};
+    struct operand A = {first->A ? NULL : "A", first->smem_A, 64, first->A_mn_major};
+    inspect(g, &B, first->pc);
+    if (A.name) inspect(g, &A, first->pc);
+    struct accumulators *accumulators = accumulators_of(g, first);
     struct product *p = calloc(1, sizeof *p);
-    struct knowledge *known = malloc(sizeof *known);
-    if (!p || !known) abort();
-    common_knowledge(g, known);
+    if (!p) abort();
+    p->A = A;
+    p->B = B;
     p->fp16 = first->fp16;
     p->accumulate = first->accumulate;
     p->place = g->place;
-    p->started = sim_worker->clock;
     p->group = g->groups;
-    p->B = (struct operand){"B", first->smem_B, first->N, first->B_mn_major};
-    inspect(g, &p->B, first, known);
-    gather(&p->B, p->b);
-    if (first->A)
+    p->step = sim_worker->step;
+    p->started = sim_worker->clock++; // what later products read is read later
+    p->accumulators = accumulators;
+    accumulators->products++;
+    gather(&B, p->b);
+    if (A.name)
+        gather(&A, p->a);
+    else
         gather_registers(g, p->a);
-    else {
-        p->A = (struct operand){"A", first->smem_A, 64, first->A_mn_major};
-        inspect(g, &p->A, first, known);
-        gather(&p->A, p->a);
-    }
-    free(known);
-    p->accumulators = accumulators_of(g, first);
-    p->accumulators->products++;
     *(g->last ? &g->last->next : &g->first) = p;
     g->last = p;
-    sim_worker->clock++; // later products' reads are later
     return true;
 }
 
@@ -406,6 +406,9 @@ static void complete(struct warpgroup *g) {
     if (p->A.name) expect_unchanged(g, p, &p->A, p->a);
     expect_unchanged(g, p, &p->B, p->b);
     multiply(p);
+    char what[40];
+    snprintf(what, sizeof what, "m64n%dk16", p->B.rows);
+    timeline_add("tensor cores", g->number, "product", p->step, what, p->place);
     if (--p->accumulators->products == 0) write_back(g, p);
     g->first = p->next;
     if (!g->first) g->last = NULL;
