@@ -73,7 +73,7 @@ GPU      := $(patsubst common/%,$(BUILD)/%.o,$(wildcard common/gpu/*.cu common/g
 PROGRAMS := ladder $(foreach s,$(STEPS),step$(call number_of,$(s)))
 GPU_TESTS := $(BUILD)/gpu/tests/instructions.o $(BUILD)/gpu/tests/instructions_sm90.o
 TEST_C   := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/test_*.c))
-TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/*.cu))
+TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(filter-out tests/count_instructions.cu,$(wildcard tests/*.cu)))
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
 
 .PHONY: all sim gpu run test test-sim test-gpu need-gpu test-full test-more test-shapes test-sanitized test-clang \
@@ -84,7 +84,7 @@ all: sim gpu                ## build everything that this machine can build
 sim: $(addprefix $(BUILD)/sim/,$(PROGRAMS))
 
 ifneq ($(NVCC),)
-gpu: $(addprefix $(BUILD)/gpu/,$(PROGRAMS)) $(GPU_TESTS)
+gpu: $(addprefix $(BUILD)/gpu/,$(PROGRAMS)) $(GPU_TESTS) $(BUILD)/gpu/tests/count_instructions.o
 else
 gpu:
 	@echo "No nvcc here: built for the simulator only."
@@ -132,7 +132,7 @@ $(BUILD)/gpu/%.o: %.cu
 # What a file is compiled for.
 FOR = $(GENCODE)
 $(BUILD)/gpu/tests/instructions.o: FOR = $(AMPERE)
-$(BUILD)/gpu/tests/instructions_sm90.o: FOR = $(HOPPER)
+$(BUILD)/gpu/tests/instructions_sm90.o $(BUILD)/gpu/tests/count_instructions.o: FOR = $(HOPPER)
 
 # ---- linking: a program is the harness, a machine and some kernels ---------------------------------
 
@@ -172,6 +172,13 @@ $(BUILD)/mutants/%/run_tests: $(BUILD)/mutants/%/$(FILE:.cu=.o) $(TEST_C) $(TEST
         $(filter-out $(BUILD)/sim/$(FILE:.cu=.o),$(FILE_KERNELS))
 	$(SIM_LINK) -lcriterion
 endif
+# How the memory system counts each instruction: a program of its own, for either machine.
+$(BUILD)/sim/count_instructions: $(BUILD)/sim/tests/count_instructions.o $(LIBRARY) $(SIM)
+	$(call say,LINK)
+	$(SIM_LINK)
+$(BUILD)/gpu/count_instructions: $(BUILD)/gpu/tests/count_instructions.o $(LIBRARY) $(GPU)
+	$(call say,LINK)
+	$(GPU_LINK)
 $(BUILD)/sim/bench: $(BUILD)/tests/bench_sim.o $(TEST_CU) $(LIBRARY) $(SIM)
 	$(call say,LINK)
 	$(SIM_LINK)
