@@ -49,8 +49,7 @@ static struct knowledge *known_of_this_phase(struct phases *p) {
     return &p->known[p->completed & 1];
 }
 
-// ---- what kernels call
-// ----------------------------------------------------------------------------
+// ---- what kernels call --------------------------------------------------------------------------
 
 void sim_mbarrier_init(void *bar, int count, struct sim_place place) {
     struct worker *w = sim_worker;
@@ -168,8 +167,7 @@ void sim_named_barrier(int id, int threads, bool wait, struct sim_place place) {
     if (wait) wait_for_phase(&b->phases, phase, what, place);
 }
 
-// ---- when nobody can run
-// --------------------------------------------------------------------------
+// ---- when nobody can run ------------------------------------------------------------------------
 
 // All whose phase is complete go on, with what those who arrived have left there.
 bool mbarrier_wake(struct worker *w) {

@@ -42,10 +42,7 @@ uint32_t order_latest(const struct thread *t) { return t->known->latest; }
 
 // In __syncwarp() each lane learns what the others know.
 void order_warp(struct worker *w, struct warp *warp, uint32_t mask) {
-    (void)w;
-    static _Thread_local struct knowledge *all;
-    if (!all) all = malloc(sizeof *all);
-    if (!all) abort();
+    struct knowledge *all = &w->sm90->common;
     memset(all, 0, sizeof *all);
     for (int i = 0; i < warp->size; i++)
         if (mask >> i & 1) order_learn(all, warp->lane[i]->known);
@@ -64,13 +61,12 @@ void sm90_replay(struct worker *w, const struct request *r) {
             order_learn_of(barrier, t->id, ++w->clock);
             break;
         case FENCE: t->fenced = ++w->clock; break;
-        case BOX: tma_replay(t, (const struct box *)a->address, a->pc); break;
+        case BOX: tma_replay(t, (const struct box *)a->address); break;
         }
     }
 }
 
-// ---- a block's state
-// ------------------------------------------------------------------------------
+// ---- a block's state ----------------------------------------------------------------------------
 
 static void begin(struct worker *w) {
     struct sm90 *s = w->sm90;

@@ -12,8 +12,7 @@
 
 #include "internal.h"
 
-// ---- order.c: who knows of whose accesses
-// --------------------------------------------------------
+// ---- order.c: who knows of whose accesses -------------------------------------------------------
 
 // An agent is somebody whose accesses are ordered among themselves: a warp, the copies that arrive
 // at one mbarrier, or the tensor cores of one warpgroup. In detect.c's stamps, agents that are no
@@ -36,7 +35,7 @@ struct knowledge {
 void order_learn(struct knowledge *, const struct knowledge *from);
 void order_learn_of(struct knowledge *, int agent_thread, uint32_t time);
 
-// ---- barriers with phases: mbarrier.c --------------------------------------------------------
+// ---- barriers with phases: mbarrier.c -----------------------------------------------------------
 
 // Phases are numbered from 0; `known` collects what those who arrive know, for even and odd phases.
 struct phases {
@@ -67,7 +66,7 @@ void mbarrier_fence(const struct thread *);
 void mbarrier_explain(char *out, size_t size); // what those who wait still miss
 bool mbarrier_wake(struct worker *);
 
-// ---- warpgroup.c: 128 threads together ------------------------------------------------------
+// ---- warpgroup.c: 128 threads together ----------------------------------------------------------
 
 struct warpgroup {
     int number, arrived;
@@ -85,8 +84,22 @@ void warpgroup_go_on(struct warpgroup *);
 bool warpgroup_give_registers(struct sm90 *);
 void warpgroup_explain(char *out, size_t size);
 
-// ---- all of a block's
-// -----------------------------------------------------------------------------
+// ---- operand.c: a matrix in shared memory -------------------------------------------------------
+
+// One operand: 64 or N rows (of m or n) by 16 values of k, through its descriptor.
+struct operand {
+    const char *name; // "A", "B"
+    uint64_t descriptor;
+    int rows;
+    bool mn_major;
+};
+
+void operand_inspect(const struct warpgroup *, const struct operand *, uint32_t pc);
+void operand_gather(const struct operand *, uint16_t (*to)[16]); // [rows][k]
+void operand_expect_unchanged(const struct warpgroup *, const struct operand *, uint16_t (*was)[16],
+                              struct sim_place);
+
+// ---- all of a block's ---------------------------------------------------------------------------
 
 struct sm90 {
     struct mbarrier mbarrier[MAX_MBARRIERS];
@@ -96,13 +109,15 @@ struct sm90 {
     int pool; // registers that no warpgroup has
     struct box *first_box, *last_box;
     struct knowledge known[1024]; // of each thread
-    struct knowledge common;      // for wgmma.c: of a whole warpgroup
+    struct knowledge common;      // of a whole warp or warpgroup, for a moment
+    uint16_t scratch[256][16];    // for operand.c
+    float converted[256][16];     // for wgmma.c
 };
 
 struct sm90 *sm90_use(void); // this block's; the first use makes it
 
 // tma.c, wgmma.c
-void tma_replay(const struct thread *, const struct box *, uint32_t pc);
+void tma_replay(const struct thread *, const struct box *);
 bool tma_land(struct worker *);
 bool tma_finish_waits(struct worker *);
 void tma_thread_exits(struct thread *);

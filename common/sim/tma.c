@@ -17,8 +17,7 @@
 
 #define HERE __builtin_return_address(0)
 
-// ---- the map
-// --------------------------------------------------------------------------------------
+// ---- the map ------------------------------------------------------------------------------------
 
 // What the simulator keeps in a CUtensorMap's 128 bytes.
 struct map {
@@ -58,8 +57,7 @@ bool tensor_map_encode(const struct tensor_box *t, void *out, char *why, size_t 
     return true;
 }
 
-// ---- one copy
-// -------------------------------------------------------------------------------------
+// ---- one copy -----------------------------------------------------------------------------------
 
 struct box {
     struct box *next; // in the block's list, oldest first
@@ -69,7 +67,7 @@ struct box {
     size_t bytes;
     struct thread *thread;
     struct sim_place place;
-    uint32_t step;            // when it was started
+    uint32_t pc, step;        // where and when it was started
     struct mbarrier *barrier; // of a load; NULL: this is a store
     uint32_t group;           // of a store
     bool read;                // its source has been
@@ -131,8 +129,7 @@ static void move(const struct box *b, unsigned char *base, struct part p, bool l
 static void load_part(const struct box *b, struct part p) { move(b, b->smem, p, true); }
 static void store_part(const struct box *b, struct part p) { move(b, b->data, p, false); }
 
-// ---- starting one
-// ---------------------------------------------------------------------------------
+// ---- starting one -------------------------------------------------------------------------------
 
 static void count_part(const struct box *b, struct part p) {
     int kind = b->barrier ? SIM_TMA_LOAD : SIM_TMA_STORE;
@@ -144,14 +141,14 @@ static void count_part(const struct box *b, struct part p) {
 }
 
 // Whole boxes, also what lies outside of the tensor: so count an H200's counters (loads).
-static void count(const struct box *b, uint32_t pc) {
+static void count(const struct box *b) {
     struct worker *w = sim_worker;
     int kind = b->barrier ? SIM_TMA_LOAD : SIM_TMA_STORE;
     struct traffic *t = &w->tally.buffer[sim_buffer_at((uintptr_t)b->map.base)];
     t->bytes[kind] += b->bytes;
     t->sectors[kind] += (b->bytes + 31) / 32;
     each_part(b, count_part);
-    if (w->profiling) profile_box(w, b->map.base, b->bytes, kind, pc);
+    if (w->profiling) profile_box(w, b->map.base, b->bytes, kind, b->pc);
 }
 
 static struct map map_of(const void *map, int rank, const char *what, struct sim_place place) {
@@ -216,9 +213,9 @@ void sim_tma_load(void *smem, const void *map, void *bar, int rank, const int at
         (struct box){
             .map = map_of(map, rank, what, place), .smem = smem, .barrier = m, .place = place},
         what, at);
-    uint32_t pc = symbols_pc(HERE);
-    count(b, pc);
-    memory_log(BOX, b, pc);
+    b->pc = symbols_pc(HERE);
+    count(b);
+    memory_log(BOX, b, b->pc);
     memset(smem, 0xff, b->bytes);
 }
 
@@ -238,33 +235,28 @@ void sim_tma_store(const void *map, const void *smem, int rank, const int at[],
     b->data = malloc(b->bytes);
     if (!b->data) abort();
     memcpy(b->data, smem, b->bytes);
-    uint32_t pc = symbols_pc(HERE);
-    count(b, pc);
-    memory_log(BOX, b, pc);
+    b->pc = symbols_pc(HERE);
+    count(b);
+    memory_log(BOX, b, b->pc);
 }
 
-// ---- what the detectors make of it
-// ----------------------------------------------------------------
-
-static _Thread_local uint32_t replayed_pc;
+// ---- what the detectors make of it --------------------------------------------------------------
 
 static void replay_load(const struct box *b, struct part p) {
-    detect_range(b->thread, (unsigned)b->thread->id, p.global, p.bytes, SIM_LOAD, 0, replayed_pc);
+    detect_range(b->thread, (unsigned)b->thread->id, p.global, p.bytes, SIM_LOAD, 0, b->pc);
 }
 static void replay_store(const struct box *b, struct part p) {
-    detect_range(b->thread, (unsigned)b->thread->id, p.global, p.bytes, SIM_STORE, 0, replayed_pc);
+    detect_range(b->thread, (unsigned)b->thread->id, p.global, p.bytes, SIM_STORE, 0, b->pc);
 }
 
-void tma_replay(const struct thread *t, const struct box *b, uint32_t pc) {
+void tma_replay(const struct thread *t, const struct box *b) {
     bool load = b->barrier != NULL;
-    replayed_pc = pc;
     detect_range(t, (unsigned)t->id, b->smem, b->bytes, load ? SIM_STORE : SIM_LOAD,
-                 load ? IN_FLIGHT | ASYNC : ASYNC, pc);
+                 load ? IN_FLIGHT | ASYNC : ASYNC, b->pc);
     each_part(b, load ? replay_load : replay_store);
 }
 
-// ---- landing
-// --------------------------------------------------------------------------------------
+// ---- landing ------------------------------------------------------------------------------------
 
 static void tell(const struct box *b) {
     char name[80], what[120];
@@ -314,8 +306,7 @@ bool tma_land(struct worker *w) {
     return false;
 }
 
-// ---- the groups of stores
-// -------------------------------------------------------------------------
+// ---- the groups of stores -----------------------------------------------------------------------
 
 static void read_source(struct box *b) {
     if (!b->read && memcmp(b->data, b->smem, b->bytes)) {

@@ -61,8 +61,7 @@ void warpgroup_explain(char *out, size_t size) {
     }
 }
 
-// ---- setmaxnreg
-// -----------------------------------------------------------------------------------
+// ---- setmaxnreg ---------------------------------------------------------------------------------
 
 // PTX ISA, "setmaxnreg": the pool is what the block got at launch, registers of a thread times
 // threads. How many those were only the compiler knows; with __launch_bounds__(threads, 1) they are
@@ -104,8 +103,7 @@ void sim_setmaxnreg(int registers, bool increase, struct sim_place place) {
     warpgroup_meet(ask, &registers, what, place);
 }
 
-// ---- elect
-// ----------------------------------------------------------------------------------------
+// ---- elect --------------------------------------------------------------------------------------
 
 static void elect(void *const lanes[32], uint32_t mask) {
     for (int i = 0; i < 32; i++)

@@ -16,87 +16,7 @@
 
 #define HERE __builtin_return_address(0)
 
-extern _Thread_local unsigned char smem[]; // symbols.c
-
-uint32_t sim_smem_address(const void *p) {
-    uintptr_t offset = (uintptr_t)p - (uintptr_t)smem;
-    if (offset >= SIM_SMEM_MAX)
-        sim_fail("a descriptor of what is not in smem, the dynamic shared memory, at %s",
-                 symbols_place(symbols_pc(HERE)));
-    return (uint32_t)offset;
-}
-
-// ---- where an element lies
-// -----------------------------------------------------------------------
-
-// One operand: 64 or N rows (of m or n) by 16 values of k, through its descriptor.
-struct operand {
-    const char *name; // "A", "B"
-    uint64_t descriptor;
-    int rows;
-    bool mn_major;
-};
-
-static uint32_t address_field(uint64_t d) { return (uint32_t)(d & 0x3fff) << 4; }
-static uint32_t leading(uint64_t d) { return (uint32_t)(d >> 16 & 0x3fff) << 4; }
-static uint32_t stride(uint64_t d) { return (uint32_t)(d >> 32 & 0x3fff) << 4; }
-static int base_offset(uint64_t d) { return (int)(d >> 49 & 7); }
-
-// Bytes within which 16-byte pieces are exchanged; 16: they are not.
-static uint32_t swizzle_bytes(uint64_t d) {
-    static const uint8_t bytes[] = {16, 128, 64, 32};
-    return bytes[d >> 62];
-}
-
-// The layouts of ptx_sm90.h. (The PTX ISA's "Strides" and, as formulas, CUTLASS's
-// include/cute/arch/mma_sm90_desc.hpp, "Canonical Layouts".) r is an index along m or n.
-static uint32_t offset_of(const struct operand *o, uint32_t r, uint32_t k) {
-    uint32_t width = swizzle_bytes(o->descriptor), neighbours = width / 2;
-    uint32_t L = leading(o->descriptor), S = stride(o->descriptor);
-    if (!o->mn_major && width == 16) return r % 8 * 16 + r / 8 * S + k % 8 * 2 + k / 8 * L;
-    if (!o->mn_major) return r % 8 * width + r / 8 * S + k * 2;
-    if (width == 16) return r % 8 * 2 + r / 8 * S + k % 8 * 16 + k / 8 * L;
-    return r % neighbours * 2 + r / neighbours * L + k % 8 * width + k / 8 * S;
-}
-
-// Swizzling acts on the address: bits 4-6 xor bits 7-9, or as many of them as the width has.
-static uint32_t swizzle(uint64_t descriptor, uint32_t address) {
-    return address ^ (address >> 3 & (swizzle_bytes(descriptor) - 16));
-}
-
-// The 8 elements that are neighbours in shared memory, from (r, k) on.
-static const unsigned char *piece(const struct operand *o, int r, int k) {
-    uint32_t a = address_field(o->descriptor) + offset_of(o, (uint32_t)r, (uint32_t)k);
-    return smem + swizzle(o->descriptor, a);
-}
-
-// Calls `f` for each piece of the operand.
-static void each_piece(const struct operand *o, void *context,
-                       void (*f)(void *context, const unsigned char *, int r, int k)) {
-    int rows = o->mn_major ? 8 : 1, ks = o->mn_major ? 1 : 8; // of a piece
-    for (int r = 0; r < o->rows; r += rows)
-        for (int k = 0; k < 16; k += ks) f(context, piece(o, r, k), r, k);
-}
-
-struct gathering {
-    const struct operand *operand;
-    uint16_t (*to)[16]; // [rows][k]
-};
-
-static void gather_piece(void *context, const unsigned char *from, int r, int k) {
-    const struct gathering *g = context;
-    for (int i = 0; i < 8; i++) {
-        uint16_t *to = g->operand->mn_major ? &g->to[r + i][k] : &g->to[r][k + i];
-        memcpy(to, from + 2 * i, 2);
-    }
-}
-
-static void gather(const struct operand *o, uint16_t (*to)[16]) {
-    each_piece(o, &(struct gathering){o, to}, gather_piece);
-}
-
-// ---- one product
-// -----------------------------------------------------------------------------------
+// ---- one product --------------------------------------------------------------------------------
 
 // Accumulators on their way: from the first product that was started on them to the last.
 struct accumulators {
@@ -163,86 +83,12 @@ static void gather_registers(const struct warpgroup *g, uint16_t (*to)[16]) {
     }
 }
 
-// ---- what may be wrong with an operand
-// -----------------------------------------------------------
-
-struct inspection {
-    struct thread reader; // stands for all 128: it knows what each of them knows
-    const struct operand *operand;
-    struct sim_place place;
-    uint32_t pc;
-    int warpgroup;
-};
-
-static void inspect_piece(void *context, const unsigned char *p, int r, int k) {
-    const struct inspection *c = context;
-    if (p - smem >= SIM_SMEM_MAX || !memory_owns(p, 16))
-        sim_fail("out of bounds: wgmma at %s:%d: by its descriptor, element (%d, %d) of %s lies at "
-                 "smem + %td, which is not memory of this launch",
-                 c->place.file, c->place.line, r, k, c->operand->name, p - smem);
-    if (!sim_worker->fast)
-        detect_range(&c->reader, WGMMA_AGENT + (unsigned)c->warpgroup, p, 16, SIM_LOAD, ASYNC,
-                     c->pc);
-}
-
-static void check_descriptor(const struct operand *o, struct sim_place place) {
-    uint64_t d = o->descriptor;
-    uint32_t width = swizzle_bytes(d), a = address_field(d);
-    if (base_offset(d))
-        sim_fail(
-            "wgmma at %s:%d: the descriptor of %s has a base offset of %d; only 0 is supported, "
-            "for tiles that begin at multiples of 1024 bytes",
-            place.file, place.line, o->name, base_offset(d));
-    if (width > 16 && a % (8 * width) >= width)
-        sim_fail(
-            "wgmma at %s:%d: %s begins at smem + %u, in the middle of its first 8 rows of %u "
-            "bytes; "
-            "a tile begins at a multiple of %u, a step along k stays within the row, and after the "
-            "row comes the next panel",
-            place.file, place.line, o->name, a, width, 8 * width);
-    if (width > 16 && !o->mn_major && a % width + 32 > width)
-        sim_fail(
-            "wgmma at %s:%d: %s begins at smem + %u, less than 16 elements before the end of a row "
-            "of %u bytes",
-            place.file, place.line, o->name, a, width);
-    if (o->mn_major && width > 16 && o->rows > (int)width / 2 && leading(d) == 0)
-        sim_fail(
-            "wgmma at %s:%d: %s has %d columns, a panel %u, and the leading byte offset, from one "
-            "panel to the next, is 0",
-            place.file, place.line, o->name, o->rows, width / 2);
-}
-
-// Knows only what all 128 threads know: a wait of one thread does not help the others.
-static void common_knowledge(const struct warpgroup *g, struct knowledge *all) {
-    const struct thread *t = &sim_worker->thread[128 * g->number];
-    *all = *t[0].known;
-    for (int i = 1; i < 128; i++) {
-        const struct knowledge *k = t[i].known;
-        for (int a = 0; a < AGENTS; a++)
-            if (k->upto[a] < all->upto[a]) all->upto[a] = k->upto[a];
-        if (k->latest < all->latest) all->latest = k->latest;
-    }
-}
-
-static void inspect(const struct warpgroup *g, const struct operand *o, uint32_t pc) {
-    struct sm90 *s = sim_worker->sm90;
-    struct inspection c = {.reader = sim_worker->thread[128 * g->number],
-                           .operand = o,
-                           .place = g->place,
-                           .pc = pc,
-                           .warpgroup = g->number};
-    common_knowledge(g, &s->common);
-    c.reader.known = &s->common;
-    check_descriptor(o, g->place);
-    each_piece(o, &c, inspect_piece);
-}
-
 static bool start(struct warpgroup *g) {
     const struct sim_wgmma *first = g->argument[0];
     struct operand B = {"B", first->smem_B, first->N, first->B_mn_major};
     struct operand A = {first->A ? NULL : "A", first->smem_A, 64, first->A_mn_major};
-    inspect(g, &B, first->pc);
-    if (A.name) inspect(g, &A, first->pc);
+    operand_inspect(g, &B, first->pc);
+    if (A.name) operand_inspect(g, &A, first->pc);
     struct accumulators *accumulators = accumulators_of(g, first);
     struct product *p = calloc(1, sizeof *p);
     if (!p) abort();
@@ -256,9 +102,9 @@ static bool start(struct warpgroup *g) {
     p->started = sim_worker->clock++; // what later products read is read later
     p->accumulators = accumulators;
     accumulators->products++;
-    gather(&B, p->b);
+    operand_gather(&B, p->b);
     if (A.name)
-        gather(&A, p->a);
+        operand_gather(&A, p->a);
     else
         gather_registers(g, p->a);
     *(g->last ? &g->last->next : &g->first) = p;
@@ -266,37 +112,13 @@ static bool start(struct warpgroup *g) {
     return true;
 }
 
-// ---- completing one
-// --------------------------------------------------------------------------------
-
-static void expect_unchanged(const struct warpgroup *g, const struct product *p,
-                             const struct operand *o, uint16_t (*was)[16]) {
-    static _Thread_local uint16_t(*now)[16];
-    if (!now) now = malloc(256 * sizeof *now);
-    if (!now) abort();
-    gather(o, now);
-    for (int r = 0; r < o->rows; r++)
-        for (int k = 0; k < 16; k++) {
-            if (now[r][k] == was[r][k]) continue;
-            char name[80];
-            memory_name(piece(o, o->mn_major ? r / 8 * 8 : r, o->mn_major ? k : k / 8 * 8), name,
-                        sizeof name);
-            sim_fail_at(
-                &sim_worker->thread[128 * g->number],
-                "operand changed: element (%d, %d) of %s, in %s, was overwritten while the "
-                "wgmma that was started at %s:%d could still read it; its wgmma_wait() must "
-                "come before others are told that the memory is free",
-                r, k, o->name, name, p->place.file, p->place.line);
-        }
-}
+// ---- completing one -----------------------------------------------------------------------------
 
 // As for mma (tensor.c): exact products. How many of them the hardware adds at once is not known to
 // us; here all 16 and the accumulator, with one rounding.
 static void multiply(struct product *p) {
     float (*to_float)(uint16_t) = p->fp16 ? fp16_to_float : bf16_to_float;
-    static _Thread_local float(*b)[16]; // converted once
-    if (!b) b = malloc(256 * sizeof *b);
-    if (!b) abort();
+    float(*b)[16] = sim_worker->sm90->converted;
     for (int n = 0; n < p->B.rows; n++)
         for (int k = 0; k < 16; k++) b[n][k] = to_float(p->b[n][k]);
     for (int m = 0; m < 64; m++) {
@@ -311,8 +133,7 @@ static void multiply(struct product *p) {
     }
 }
 
-// ---- registers that belong to a product
-// ------------------------------------------------------------
+// ---- registers that belong to a product ---------------------------------------------------------
 
 // Arrays of a thread that wgmma has been given. Stores to them between a fence and a product are
 // noticed in two ways: the compiler's hooks show them (memory.c; clang instruments only some
@@ -382,6 +203,8 @@ static void expect_fenced(const struct thread *t, const struct array *a, const c
             a->stored_pc ? symbols_place(a->stored_pc) : "", place.file, place.line);
 }
 
+static const unsigned char poison[4] = {0xff, 0xff, 0xff, 0xff}; // what take_accumulators left
+
 static void write_back(struct warpgroup *g, struct product *p) {
     struct accumulators *a = p->accumulators;
     for (int t = 0; t < 128; t++) {
@@ -393,6 +216,12 @@ static void write_back(struct warpgroup *g, struct product *p) {
                 "wait comes",
                 p->place.file, p->place.line);
         for (int i = 0, row, column; i < a->N / 2; i++) {
+            if (memcmp(&a->D[t][i], poison, sizeof poison))
+                sim_fail_at(
+                    thread,
+                    "accumulators in use: written while the wgmma that was started at %s:%d "
+                    "could still write them; wgmma_wait() for its group first",
+                    p->place.file, p->place.line);
             element_of(t, i, &row, &column);
             a->D[t][i] = a->value[row][column];
         }
@@ -403,8 +232,8 @@ static void write_back(struct warpgroup *g, struct product *p) {
 
 static void complete(struct warpgroup *g) {
     struct product *p = g->first;
-    if (p->A.name) expect_unchanged(g, p, &p->A, p->a);
-    expect_unchanged(g, p, &p->B, p->b);
+    if (p->A.name) operand_expect_unchanged(g, &p->A, p->a, p->place);
+    operand_expect_unchanged(g, &p->B, p->b, p->place);
     multiply(p);
     char what[40];
     snprintf(what, sizeof what, "m64n%dk16", p->B.rows);
@@ -440,8 +269,7 @@ bool wgmma_complete(struct worker *w) {
     return false;
 }
 
-// ---- what kernels call
-// ----------------------------------------------------------------------------
+// ---- what kernels call --------------------------------------------------------------------------
 
 void sim_wgmma_fence(void) {
     struct thread *t = sim_worker->self;
