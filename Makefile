@@ -48,8 +48,14 @@ SIM_clang  := -O1 -fno-vectorize -fno-slp-vectorize -mllvm -disable-vector-combi
 SIM_CXXFLAGS := -x c++ -std=c++20 -g -fsanitize=thread $(if $(IS_CLANG),$(SIM_clang),$(SIM_gcc)) \
               $(KERNEL_WARNINGS) -Icommon -ffile-prefix-map=$(CURDIR)=.
 
-GENCODE  := $(if $(filter native,$(ARCH)),-arch=native,$(foreach a,$(ARCH),-gencode arch=compute_$(a),code=sm_$(a)))
-NVFLAGS  := -std=c++20 -O2 -lineinfo -Xcompiler "$(KERNEL_WARNINGS)" -Icommon $(GENCODE)
+gencode   = $(foreach a,$(1),-gencode arch=compute_$(a),code=sm_$(a))
+GENCODE  := $(if $(filter native,$(ARCH)),-arch=native,$(call gencode,$(ARCH)))
+NVFLAGS  := -std=c++20 -O2 -lineinfo -Xcompiler "$(KERNEL_WARNINGS)" -Icommon
+# Files with instructions that older cards lack (common/ptx.h) are compiled for those that have them,
+# and for sm_80 where ARCH names none: the program must link, and does not run such a kernel.
+CARD     := $(if $(HAS_GPU),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader | sed -n '1s/\.//p'))
+HOPPER   := $(call gencode,90a)
+AMPERE   := $(call gencode,$(or $(filter-out 7%,$(patsubst native,$(CARD),$(ARCH))),80))
 
 # ---- what is built from what -------------------------------------------------------------------
 
@@ -65,8 +71,9 @@ LIBRARY  := $(filter-out %/main.o,$(HARNESS))
 SIM      := $(patsubst common/%.c,$(BUILD)/%.o,$(wildcard common/sim/*.c))
 GPU      := $(patsubst common/%,$(BUILD)/%.o,$(wildcard common/gpu/*.cu common/gpu/*.cpp))
 PROGRAMS := ladder $(foreach s,$(STEPS),step$(call number_of,$(s)))
+GPU_TESTS := $(BUILD)/gpu/tests/instructions.o $(BUILD)/gpu/tests/instructions_sm90.o
 TEST_C   := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/test_*.c))
-TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/*.cu))
+TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(filter-out tests/count_instructions.cu,$(wildcard tests/*.cu)))
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
 
 .PHONY: all sim gpu run diff test test-sim test-gpu need-gpu test-full test-more test-shapes test-sanitized test-clang \
@@ -77,7 +84,7 @@ all: sim gpu                ## build everything that this machine can build
 sim: $(addprefix $(BUILD)/sim/,$(PROGRAMS))
 
 ifneq ($(NVCC),)
-gpu: $(addprefix $(BUILD)/gpu/,$(PROGRAMS))
+gpu: $(addprefix $(BUILD)/gpu/,$(PROGRAMS)) $(GPU_TESTS) $(BUILD)/gpu/tests/count_instructions.o
 else
 gpu:
 	@echo "No nvcc here: built for the simulator only."
@@ -112,15 +119,20 @@ $(BUILD)/tests/%.o: tests/%.c $(COMPILER)
 $(BUILD)/gpu/%.cu.o: common/gpu/%.cu
 	@mkdir -p $(@D)
 	$(call say,NVCC)
-	$(Q)$(NVCC) $(NVFLAGS) -MMD -MP -c $< -o $@
+	$(Q)$(NVCC) $(NVFLAGS) $(FOR) -MMD -MP -c $< -o $@
 $(BUILD)/gpu/%.cpp.o: common/gpu/%.cpp
 	@mkdir -p $(@D)
 	$(call say,NVCC)
-	$(Q)$(NVCC) $(NVFLAGS) -MMD -MP -c $< -o $@
+	$(Q)$(NVCC) $(NVFLAGS) $(FOR) -MMD -MP -c $< -o $@
 $(BUILD)/gpu/%.o: %.cu
 	@mkdir -p $(@D)
 	$(call say,NVCC)
-	$(Q)$(NVCC) $(NVFLAGS) -MMD -MP -c $< -o $@
+	$(Q)$(NVCC) $(NVFLAGS) $(FOR) -MMD -MP -c $< -o $@
+
+# What a file is compiled for.
+FOR = $(GENCODE)
+$(BUILD)/gpu/tests/instructions.o: FOR = $(AMPERE)
+$(BUILD)/gpu/tests/instructions_sm90.o $(BUILD)/gpu/tests/count_instructions.o: FOR = $(HOPPER)
 
 # ---- linking: a program is the harness, a machine and some kernels ---------------------------------
 
@@ -148,7 +160,7 @@ $(BUILD)/sim/gallery: $(BUILD)/tests/gallery/main.o $(GALLERY) $(LIBRARY) $(SIM)
 $(BUILD)/sim/variants: $(BUILD)/tests/variants.o $(HARNESS) $(SIM) $(addprefix $(BUILD)/sim/,$(call kernels,$(call step_dir,00)))
 	$(call say,LINK)
 	$(SIM_LINK)
-$(BUILD)/gpu/run_tests: $(BUILD)/tests/test_kernels.o $(LIBRARY) $(GPU) $(addprefix $(BUILD)/gpu/,$(call kernels,$(STEPS)))
+$(BUILD)/gpu/run_tests: $(BUILD)/tests/test_kernels.o $(BUILD)/tests/test_instructions.o $(BUILD)/tests/test_instructions_sm90.o $(GPU_TESTS) $(LIBRARY) $(GPU) $(addprefix $(BUILD)/gpu/,$(call kernels,$(STEPS)))
 	$(call say,LINK)
 	$(GPU_LINK) -lcriterion
 
@@ -165,6 +177,13 @@ $(BUILD)/mutants/%/run_tests: $(BUILD)/mutants/%/$(FILE:.cu=.o) $(BUILD)/tests/t
         $(filter-out $(BUILD)/sim/$(FILE:.cu=.o),$(FILE_KERNELS))
 	$(SIM_LINK) -lcriterion
 endif
+# How the memory system counts each instruction: a program of its own, for either machine.
+$(BUILD)/sim/count_instructions: $(BUILD)/sim/tests/count_instructions.o $(LIBRARY) $(SIM)
+	$(call say,LINK)
+	$(SIM_LINK)
+$(BUILD)/gpu/count_instructions: $(BUILD)/gpu/tests/count_instructions.o $(LIBRARY) $(GPU)
+	$(call say,LINK)
+	$(GPU_LINK)
 $(BUILD)/sim/bench: $(BUILD)/tests/bench_sim.o $(TEST_CU) $(LIBRARY) $(SIM)
 	$(call say,LINK)
 	$(SIM_LINK)
