@@ -28,7 +28,7 @@ WARNINGS := -Wall -Wextra -Werror
 # A designated initialiser leaves the rest at zero on purpose.
 KERNEL_WARNINGS := $(WARNINGS) -Wno-missing-field-initializers -Wno-unknown-pragmas
 # No fused multiply-add on the host: the seeded inputs are the same bits with every compiler.
-CFLAGS   := -std=c11 -D_GNU_SOURCE -O2 -g -ffp-contract=off $(WARNINGS) -Icommon
+CFLAGS   := -std=c11 -D_GNU_SOURCE -O2 -g -ffp-contract=off $(WARNINGS) -Icommon -I.
 # SANITIZE=address,undefined checks the C files as they run. The kernels stay as they are: their hooks
 # are those of another sanitizer, and an object can have only one of the two.
 SANITIZE ?=
@@ -46,11 +46,11 @@ SIM_clang  := -O1 -fno-vectorize -fno-slp-vectorize -mllvm -disable-vector-combi
               -mllvm -tsan-instrument-read-before-write \
               -mllvm -tsan-instrument-func-entry-exit=0 -fsanitize-coverage=trace-pc,no-prune
 SIM_CXXFLAGS := -x c++ -std=c++20 -g -fsanitize=thread $(if $(IS_CLANG),$(SIM_clang),$(SIM_gcc)) \
-              $(KERNEL_WARNINGS) -Icommon -ffile-prefix-map=$(CURDIR)=.
+              $(KERNEL_WARNINGS) -Icommon -I. -ffile-prefix-map=$(CURDIR)=.
 
 gencode   = $(foreach a,$(1),-gencode arch=compute_$(a),code=sm_$(a))
 GENCODE  := $(if $(filter native,$(ARCH)),-arch=native,$(call gencode,$(ARCH)))
-NVFLAGS  := -std=c++20 -O2 -lineinfo -Xcompiler "$(KERNEL_WARNINGS)" -Icommon
+NVFLAGS  := -std=c++20 -O2 -lineinfo -Xcompiler "$(KERNEL_WARNINGS)" -Icommon -I.
 # Files with instructions that older cards lack (common/ptx.h) are compiled for those that have them,
 # and for sm_80 where ARCH names none: the program must link, and does not run such a kernel.
 CARD     := $(if $(HAS_GPU),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader | sed -n '1s/\.//p'))
@@ -70,14 +70,14 @@ HARNESS  := $(patsubst common/%.c,$(BUILD)/harness/%.o,$(wildcard common/*.c))
 LIBRARY  := $(filter-out %/main.o,$(HARNESS))
 SIM      := $(patsubst common/%.c,$(BUILD)/%.o,$(wildcard common/sim/*.c))
 GPU      := $(patsubst common/%,$(BUILD)/%.o,$(wildcard common/gpu/*.cu common/gpu/*.cpp))
-PROGRAMS := ladder $(foreach s,$(STEPS),step$(call number_of,$(s)))
+PROGRAMS := ladder train $(foreach s,$(STEPS),step$(call number_of,$(s)))
 GPU_TESTS := $(BUILD)/gpu/tests/instructions.o $(BUILD)/gpu/tests/instructions_sm90.o
 TEST_C   := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/test_*.c))
 TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(filter-out tests/count_instructions.cu,$(wildcard tests/*.cu)))
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
 
-.PHONY: all sim gpu run diff test test-sim test-gpu need-gpu test-full test-more test-shapes test-sanitized test-clang \
-        mutants fill book deps help list clean bench-sim gallery format numpy-cases
+.PHONY: all sim gpu run train diff test test-sim test-gpu need-gpu test-full test-more test-shapes test-sanitized test-clang \
+        mutants fill book sram wavefronts curves plots deps help list clean bench-sim gallery format numpy-cases
 .DELETE_ON_ERROR:
 all: sim gpu                ## build everything that this machine can build
 
@@ -156,6 +156,17 @@ $(BUILD)/sim/run_tests: $(TEST_C) $(TEST_CU) $(GALLERY) $(LIBRARY) $(SIM) $(addp
 $(BUILD)/sim/gallery: $(BUILD)/tests/gallery/main.o $(GALLERY) $(LIBRARY) $(SIM)
 	$(call say,LINK)
 	$(SIM_LINK)
+# The training of step04: no ladder, but a layer that learns, with step00's kernels or step04's.
+TRAINS := $(call kernels,$(foreach n,00 03 04,$(call step_dir,$(n))))
+$(BUILD)/train.o: $(call step_dir,04)/train.c $(COMPILER)
+	$(call say,CC)
+	$(Q)$(CC) $(CFLAGS) -MMD -MP -c $< -o $@
+$(BUILD)/sim/train: $(BUILD)/train.o $(LIBRARY) $(SIM) $(addprefix $(BUILD)/sim/,$(TRAINS))
+	$(call say,LINK)
+	$(SIM_LINK)
+$(BUILD)/gpu/train: $(BUILD)/train.o $(LIBRARY) $(GPU) $(addprefix $(BUILD)/gpu/,$(TRAINS))
+	$(call say,LINK)
+	$(GPU_LINK)
 # step00 with a few variants of it that only the tests of the command line know.
 $(BUILD)/sim/variants: $(BUILD)/tests/variants.o $(HARNESS) $(SIM) $(addprefix $(BUILD)/sim/,$(call kernels,$(call step_dir,00)))
 	$(call say,LINK)
@@ -167,13 +178,14 @@ $(BUILD)/gpu/run_tests: $(BUILD)/tests/test_kernels.o $(BUILD)/tests/test_instru
 # The tests of one step with a fault in it (tests/mutants.py): $(BUILD)/mutants/NAME/run_tests has, instead of
 # the kernel file FILE=step00_naive/attention.cu, the copy $(BUILD)/mutants/NAME/step00_naive/attention.cu,
 # and where there are headers beside it, or in $(BUILD)/mutants/NAME/common, it is compiled with these.
-# Of the other steps it has only those that this one needs, and of the tests those of kernels.
+# Of the other steps it has only those that this one needs, and of the tests those of kernels and of this step.
 ifneq ($(FILE),)
 FILE_STEP := $(patsubst %/,%,$(dir $(FILE)))
+FILE_TESTS := $(patsubst %.c,$(BUILD)/%.o,tests/test_kernels.c $(wildcard tests/test_step$(call number_of,$(FILE_STEP)).c))
 FILE_KERNELS := $(addprefix $(BUILD)/sim/,$(call kernels,$(FILE_STEP) $(call links_of,$(FILE_STEP))))
 $(BUILD)/mutants/%.o: $(BUILD)/mutants/%.cu
 	$(Q)$(CXX) -I$(<D)/../common $(SIM_CXXFLAGS) -w -I$(FILE_STEP) -c $< -o $@
-$(BUILD)/mutants/%/run_tests: $(BUILD)/mutants/%/$(FILE:.cu=.o) $(BUILD)/tests/test_kernels.o $(LIBRARY) $(SIM) \
+$(BUILD)/mutants/%/run_tests: $(BUILD)/mutants/%/$(FILE:.cu=.o) $(FILE_TESTS) $(LIBRARY) $(SIM) \
         $(filter-out $(BUILD)/sim/$(FILE:.cu=.o),$(FILE_KERNELS))
 	$(SIM_LINK) -lcriterion
 endif
@@ -204,6 +216,9 @@ SAMPLE   := --data normal --load tests/minilm
 run: $(PROGRAM)             ## the ladder, or STEP=00 alone; DEVICE=sim|gpu, ARGS="--causal -n 1000"
 	@$(PROGRAM) $(if $(ARGS),$(ARGS),$(SAMPLE))
 
+train: $(BUILD)/$(DEVICE)/train    ## one attention layer learns a toy task; DEVICE=sim|gpu, ARGS="--kernel recompute"
+	@$< $(ARGS)
+
 list: $(BUILD)/sim/ladder   ## the kernels that there are
 	@$< --list
 
@@ -227,7 +242,11 @@ test: test-$(TEST_ON)       ## all tests, on the simulator; DEVICE=gpu: the kern
 test-sim: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants numpy-cases
 	$(if $(filter build,$(BUILD)),$(PYTHON) notes/fill.py --check $(PAGES))
 	$(PYTHON) notes/book.py --check
+	$(PYTHON) notes/plots.py --check
+	$(PYTHON) notes/plot_training.py --check
+	@set -e; for f in $(wildcard step*/attention.py); do $(PYTHON) $$f >$(BUILD)/attention.out; done
 	$(PYTHON) tests/test_book.py
+	$(PYTHON) tests/test_openings.py
 	$(PYTHON) tests/crosscheck.py $(BUILD)/sim/ladder $(BUILD)
 	BUILD=$(BUILD) NUMPY_CASES=$(BUILD)/numpy_cases $(BUILD)/sim/run_tests
 
@@ -265,8 +284,31 @@ PAGES    := README.md $(wildcard step*/README.md notes/*.md)
 fill: sim $(BUILD)/sim/gallery    ## write what programs print into README.md and the steps' pages
 	$(PYTHON) notes/fill.py $(PAGES)
 
+curves: $(BUILD)/sim/train  ## train again: notes/results/sim_training.csv
+	$< --csv >notes/results/sim_training.csv
+
 book:                       ## the chapters as one page, build/book/book.html
 	$(PYTHON) notes/book.py $(BUILD)/book
+
+# Bytes asked for, by the shared memory that a block may use: among the sizes are those of real cards (48 KB
+# without opting in; sm_75 64, sm_86 and sm_89 99, sm_80 163, sm_90 227).
+SRAM     := 12K 20K 32K 48K 64K 80K 99K 132K 163K 227K
+sram: $(BUILD)/sim/step03   ## count step03's bytes for ten sizes of shared memory: notes/results/sim_sram.csv
+	@for m in $(SRAM); do $< -n 1024 -H 1 --sram $$m --format csv || exit 1; done >$(BUILD)/sram.csv
+	@awk 'NR == 1 || !/^date/' $(BUILD)/sram.csv >notes/results/sim_sram.csv
+
+# Wavefronts of shared memory, of one head without a bank conflict beyond those that the simulator counts.
+wavefronts: $(BUILD)/sim/ladder    ## count the kernels' wavefronts of shared memory: notes/results/sim_wavefronts.csv
+	@$< -n 1024 -H 1 --kernel tiled,blocked,three-passes,two-passes,one-pass,fused,algorithm1 --profile --format csv \
+	  >$(BUILD)/wavefronts.csv
+	@awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) if ($$i == "wavefronts") w = i; print "kernel,seqlen_q,head_dim,wavefronts,ideal" } \
+	  NR > 1 { if ($$2 != last) names[++n] = last = $$2; sum[last] += $$w; ideal[last] += $$(w + 1) } \
+	  END { for (i = 1; i <= n; i++) print names[i] ",1024,64," sum[names[i]] "," ideal[names[i]] }' \
+	  $(BUILD)/wavefronts.csv >notes/results/sim_wavefronts.csv
+
+plots:                      ## draw the figures that show results, notes/figures/bytes_against_M.svg, training.svg
+	$(PYTHON) notes/plots.py
+	$(PYTHON) notes/plot_training.py
 
 numpy-cases:
 	@$(PYTHON) tests/numpy_reference.py $(BUILD)/numpy_cases

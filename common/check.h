@@ -30,7 +30,10 @@ struct check check_LSE(const struct attn_problem *p, const struct reference *r, 
 
 // Gradients (reference_add_backward must have made them) may be off by 3x the baseline's largest
 // error, plus two units in the last place, plus in fp32 2 (1 + max|logit|) 2^-24 times
-//     scale rms(K) max|dP| for dQ,  scale rms(Q) max|dP| for dK,  max|dO| for dV.
+//     scale rms(K) max|dP| for dQ,  scale rms(Q) max|dP| for dK,  max|dO| for dV,
+// plus in every type, for dP - D where one weight is 1, 2 * 2^-24 times the longest rows of dO and
+// V,
+//     times scale max|K| for dQ,  scale max|Q| sqrt(queries to a key, at least 1) for dK.
 // So the bar scales with dO as gradients do: that of a tiny dO does not let everything through.
 struct check check_dQ(const struct attn_problem *p, const struct reference *r, const float *dQ);
 struct check check_dK(const struct attn_problem *p, const struct reference *r, const float *dK);

@@ -259,6 +259,17 @@ static double root_mean_square(const float *x, uint64_t n) {
     return sqrt(sum / (double)n);
 }
 
+// The Euclidean length of the longest row of d elements.
+static double longest_row(const float *x, uint64_t n, int d) {
+    double longest = 0;
+    for (uint64_t first = 0; first < n; first += d) {
+        double square = 0;
+        for (int c = 0; c < d; c++) square += (double)x[first + c] * x[first + c];
+        if (square > longest) longest = square;
+    }
+    return sqrt(longest);
+}
+
 bool reference_make(const struct attn_problem *p, const struct inputs *in, struct reference *out,
                     char *why, size_t why_size) {
     uint64_t elements = attn_q_elements(p), rows = attn_rows(p);
@@ -357,7 +368,11 @@ bool reference_add_backward(const struct attn_problem *p, const struct inputs *i
     r->dV = malloc(kv * sizeof *r->dV);
     r->rms_q = root_mean_square(in->Q, q);
     r->rms_k = root_mean_square(in->K, kv);
+    r->max_q = largest_magnitude(in->Q, q);
+    r->max_k = largest_magnitude(in->K, kv);
     r->max_dO = largest_magnitude(in->dO, q);
+    r->long_dO = longest_row(in->dO, q, p->head_dim);
+    r->long_v = longest_row(in->V, kv, p->head_dim);
     float *scratch = malloc(scratch_elements(p) * sizeof *scratch);
     bool memory = r->dQ && r->dK && r->dV && scratch && oracle_gradients(p, in, r);
     bool ok = memory && both_baselines(p, in, scratch, r);

@@ -53,7 +53,8 @@ struct reference {
     double base_error_O, base_error_LSE; // largest |baseline - oracle|
     // From here on NULL and 0 until reference_add_backward.
     double *dQ, *dK, *dV;
-    double rms_q, rms_k, max_dO, max_dP; // rms: root mean square of the elements
+    double rms_q, rms_k, max_q, max_k, max_dO, max_dP; // rms: root mean square of the elements
+    double long_dO, long_v;                            // length of the longest row
     // Of two runs of the baseline: from base_O and base_LSE, and from O and LSE rounded.
     double base_error_dQ, base_error_dK, base_error_dV;
 };

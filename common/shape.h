@@ -24,6 +24,15 @@ inline shape shape_of(const attn_problem *p) {
             p->head_dim, p->causal,   p->scale,    row_pitch(p)};
 }
 
+// For `supports`: a block takes `bytes` of shared memory for this problem. Are they there?
+inline bool fits(const attn_problem *p, size_t bytes, char *why, size_t why_size) {
+    if (bytes <= p->smem) return true;
+    snprintf(why, why_size,
+             "%zu bytes of shared memory are too few: at d = %d a block takes %zu (--sram)",
+             p->smem, p->head_dim, bytes);
+    return false;
+}
+
 // Query heads that share one key/value head.
 __device__ inline int group(const shape &s) { return s.heads / s.kv_heads; }
 

@@ -84,7 +84,6 @@ __global__ void softmax(const float *S_hbm, // [B, H, Nq, pitch]
     if (lane == 0) LSE_hbm[row] = m + logf(l);
 }
 
-//> weighted-sum
 // grid: x = B * H * ceil(Nq / Tile) tiles of rows, y = ceil(d / Tile) tiles of columns
 template <int Tile>
 __global__ void weighted_sum(const float *P_hbm, // [B, H, Nq, pitch]
@@ -101,6 +100,7 @@ __global__ void weighted_sum(const float *P_hbm, // [B, H, Nq, pitch]
     const float *P_row = P_hbm + ((size_t)bh * s.Nq + i) * pitch;
     const float *V = V_hbm + kv_head(s, bh) * s.Nk * s.d;
 
+    //> weighted-sum
     float o = 0;
     for (int j0 = 0; j0 < s.Nk; j0 += Tile) {
         P_smem[y][x] = i < s.Nq && j0 + x < pitch ? P_row[j0 + x] : 0;
@@ -110,8 +110,8 @@ __global__ void weighted_sum(const float *P_hbm, // [B, H, Nq, pitch]
         __syncthreads(); // all have read them: the next turn overwrites
     }
     if (i < s.Nq && c < s.d) O_hbm[((size_t)bh * s.Nq + i) * s.d + c] = o;
+    //< weighted-sum
 }
-//< weighted-sum
 
 // ---- the host's side: what the harness asks of a rung ------------------------------------------
 
@@ -126,6 +126,7 @@ static int buffers(const attn_problem *p, attn_buffer out[ATTN_MAX_BUFFERS]) {
 
 template <int Tile> static bool supports(const attn_problem *p, char *why, size_t why_size) {
     const int most = 65535 * Tile; // gridDim.y of scores
+    if (!fits(p, Tile * (2 * Tile + 1) * sizeof(float), why, why_size)) return false;
     if (p->seqlen_k <= most) return true;
     snprintf(why, why_size, "Nk = %d is above %d, the most that gridDim.y can cover", p->seqlen_k,
              most);

@@ -17,14 +17,15 @@
 
 namespace step01_2 {
 
+//> sizes
 constexpr int Lanes = 32;
 constexpr int Threads = 256;
-constexpr int Tile = 64;          // rows and columns of S, or of O, that a block makes
-constexpr int Slice = 32;         // columns of Q and K, or keys of P and V, that it holds at a time
-constexpr int Padded = Slice + 4; // 4 floats more, so that 8 rows lie in different banks
-
+constexpr int Tile = 64;  // rows and columns of S, or of O, that a block makes
+constexpr int Slice = 32; // columns of Q and K, or keys of P and V, that it holds at a time
 // Floats from one row of a tile in shared memory to the next. A quarter of a warp reads 16 bytes
 // from 8 rows at once: with 36 floats a row their banks start at 0, 4, 8, ... 28 (36 r modulo 32).
+constexpr int Padded = Slice + 4;
+//< sizes
 
 //> load-tile
 // Copies a tile from HBM, 4 floats a thread; beyond its `rows` and `columns`, which are multiples
@@ -45,7 +46,6 @@ __device__ static float dot(float4 a, float4 b) {
     return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
 }
 
-//> scores
 // grid: x = B * H * ceil(Nq / 64) tiles of rows, y = ceil(Nk / 64) tiles of columns
 __global__ void scores(const float *Q_hbm, // [B, H, Nq, d]
                        const float *K_hbm, // [B, Hkv, Nk, d]
@@ -60,6 +60,7 @@ __global__ void scores(const float *Q_hbm, // [B, H, Nq, d]
     const float *Q = Q_hbm + ((size_t)bh * s.Nq + i0) * s.d;
     const float *K = K_hbm + (kv_head(s, bh) * s.Nk + j0) * s.d;
 
+    //> scores
     // A warp makes 16 x 32 elements of the tile, a lane the rows y, y + 4, y + 8, y + 12 of it and
     // the columns x, x + 8, x + 16, x + 24. So 8 neighbouring lanes read the same row of Q, which
     // is one read, and 8 neighbouring rows of K.
@@ -79,6 +80,7 @@ __global__ void scores(const float *Q_hbm, // [B, H, Nq, d]
         }
         __syncthreads(); // all have read them: the next turn overwrites
     }
+    //< scores
 
     for (int m = 0; m < 4; m++)
         for (int n = 0; n < 4; n++) {
@@ -87,7 +89,6 @@ __global__ void scores(const float *Q_hbm, // [B, H, Nq, d]
             if (i < s.Nq && j < s.pitch) S_hbm[((size_t)bh * s.Nq + i) * s.pitch + j] = value;
         }
 }
-//< scores
 
 // grid: x = B * H * Nq rows; block: one warp. As in rung 1.
 __global__ void softmax(const float *S_hbm, // [B, H, Nq, pitch]
@@ -116,7 +117,6 @@ __global__ void softmax(const float *S_hbm, // [B, H, Nq, pitch]
     if (lane == 0) LSE_hbm[row] = m + logf(l);
 }
 
-//> weighted-sum
 // o += a * v
 __device__ static void add_scaled(float4 &o, float a, float4 v) {
     o.x += a * v.x;
@@ -144,6 +144,7 @@ __global__ void weighted_sum(const float *P_hbm, // [B, H, Nq, pitch]
     int y = warp / 2 * 16 + lane / 8, x = warp % 2 * 32 + lane % 8 * 4;
     float4 O_reg[4];
     for (int m = 0; m < 4; m++) O_reg[m] = make_float4(0, 0, 0, 0);
+    //> weighted-sum
     for (int j0 = 0; j0 < s.Nk; j0 += Slice) {
         load_tile<Tile, Slice>(P_smem, P + j0, pitch, s.Nq - i0, pitch - j0);
         load_tile<Slice, Tile>(V_smem, V + (size_t)j0 * s.d, s.d, s.Nk - j0, s.d - c0);
@@ -161,13 +162,13 @@ __global__ void weighted_sum(const float *P_hbm, // [B, H, Nq, pitch]
         }
         __syncthreads(); // all have read them: the next turn overwrites
     }
+    //< weighted-sum
 
     for (int m = 0; m < 4; m++) {
         int i = i0 + y + 4 * m, c = c0 + x;
         if (i < s.Nq && c < s.d) *(float4 *)&O_hbm[((size_t)bh * s.Nq + i) * s.d + c] = O_reg[m];
     }
 }
-//< weighted-sum
 
 // ---- the host's side: what the harness asks of a rung ------------------------------------------
 
@@ -182,6 +183,7 @@ static int buffers(const attn_problem *p, attn_buffer out[ATTN_MAX_BUFFERS]) {
 
 static bool supports(const attn_problem *p, char *why, size_t why_size) {
     const int most = 65535 * Tile; // gridDim.y of scores
+    if (!fits(p, 2 * Tile * Padded * sizeof(float), why, why_size)) return false;
     if (p->seqlen_k <= most) return true;
     snprintf(why, why_size, "Nk = %d is above %d, the most that gridDim.y can cover", p->seqlen_k,
              most);
@@ -199,7 +201,6 @@ static void forward(const attn_problem *p, const attn_tensors *t) {
     LAUNCH(weighted_sum, dim3(row_tiles, ceil_div(s.d, Tile)), Threads, 0, P, V, O, s);
 }
 
-//> model
 // As in rung 1, with Tile = 64: 16 bytes at a time are fewer requests for the same sectors.
 static attn_traffic model(const attn_problem *p, unsigned) {
     uint64_t Nq = p->seqlen_q, Nk = p->seqlen_k, row = p->head_dim / 8, S_row = ceil_div(Nk, 8);
@@ -213,7 +214,6 @@ static attn_traffic model(const attn_problem *p, unsigned) {
     return {.load = heads * (scores + softmax + weighted_sum) * SECTOR,
             .store = heads * store * SECTOR};
 }
-//< model
 
 static const attn_kernel kernel = {
     .step = "step01_tiling",

@@ -20,7 +20,6 @@ namespace step02_1 {
 
 using namespace step02;
 
-//> softmax
 __device__ static float max_of(float4 x) { return fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)); }
 __device__ static float sum_of(float4 x) { return (x.x + x.y) + (x.z + x.w); }
 
@@ -44,6 +43,7 @@ __global__ void softmax(const float *S_hbm, // [B, H, Nq, pitch]
     float *P_row = P_hbm + row * s.pitch;
     int lane = threadIdx.x;
 
+    //> softmax
     float m = -INFINITY;
     for (int j0 = 0; j0 < s.pitch; j0 += Turn)
         m = fmaxf(m, max_of(load_scores(S_row, j0 + 4 * lane, s.pitch)));
@@ -64,8 +64,8 @@ __global__ void softmax(const float *S_hbm, // [B, H, Nq, pitch]
                 make_float4(p.x * factor, p.y * factor, p.z * factor, p.w * factor);
     }
     if (lane == 0) LSE_hbm[row] = m + logf(l);
+    //< softmax
 }
-//< softmax
 
 // ---- the host's side: what the harness asks of a rung ------------------------------------------
 
@@ -90,10 +90,10 @@ template <int D> static void launch(const attn_problem *p, const attn_tensors *t
 }
 
 static void forward(const attn_problem *p, const attn_tensors *t) {
-    (p->head_dim <= 64 ? launch<64> : p->head_dim <= 128 ? launch<128> : launch<256>)(p, t);
+    int D = padded(p->head_dim);
+    (D == 64 ? launch<64> : D == 128 ? launch<128> : launch<256>)(p, t);
 }
 
-//> model
 static attn_traffic model(const attn_problem *p, unsigned) {
     uint64_t Nq = p->seqlen_q, Nk = p->seqlen_k, row = p->head_dim / 8, S_row = ceil_div(Nk, 8);
     uint64_t softmax = 3 * Nq * S_row;
@@ -103,7 +103,6 @@ static attn_traffic model(const attn_problem *p, unsigned) {
     return {.load = heads * (scores_load(p) + softmax + weighted_sum) * SECTOR,
             .store = heads * store * SECTOR};
 }
-//< model
 
 static const attn_kernel kernel = {
     .step = "step02_online_softmax",
@@ -114,7 +113,7 @@ static const attn_kernel kernel = {
     .dtypes = 1u << ATTN_FP32,
     .passes = ATTN_FORWARD,
     .least_sm = 75,
-    .supports = supports,
+    .supports = supports<0>,
     .buffers = buffers,
     .forward = forward,
     .model = model,

@@ -51,7 +51,6 @@ __device__ static partial merge(partial a, partial b) {
 }
 //< partial
 
-//> softmax
 // grid: x = B * H * Nq rows; block: one warp
 __global__ void softmax(const float *S_hbm, // [B, H, Nq, pitch]
                         float *P_hbm,       // [B, H, Nq, pitch]
@@ -63,6 +62,7 @@ __global__ void softmax(const float *S_hbm, // [B, H, Nq, pitch]
     float *P_row = P_hbm + row * s.pitch;
     int lane = threadIdx.x;
 
+    //> first-pass
     // First pass: each lane for its own elements, then all lanes' results into one.
     partial row_of_S = {-INFINITY, 0};
     for (int j0 = 0; j0 < s.pitch; j0 += Turn) {
@@ -73,6 +73,7 @@ __global__ void softmax(const float *S_hbm, // [B, H, Nq, pitch]
     for (int bits = Lanes / 2; bits; bits /= 2)
         row_of_S = merge(row_of_S, {__shfl_xor_sync(~0u, row_of_S.m, bits),
                                     __shfl_xor_sync(~0u, row_of_S.l, bits)});
+    //< first-pass
 
     // Second pass: P.
     float m = row_of_S.m, l = row_of_S.l, m_safe = safe(m);
@@ -86,7 +87,6 @@ __global__ void softmax(const float *S_hbm, // [B, H, Nq, pitch]
     }
     if (lane == 0) LSE_hbm[row] = m + logf(l);
 }
-//< softmax
 
 // ---- the host's side: what the harness asks of a rung ------------------------------------------
 
@@ -111,10 +111,10 @@ template <int D> static void launch(const attn_problem *p, const attn_tensors *t
 }
 
 static void forward(const attn_problem *p, const attn_tensors *t) {
-    (p->head_dim <= 64 ? launch<64> : p->head_dim <= 128 ? launch<128> : launch<256>)(p, t);
+    int D = padded(p->head_dim);
+    (D == 64 ? launch<64> : D == 128 ? launch<128> : launch<256>)(p, t);
 }
 
-//> model
 static attn_traffic model(const attn_problem *p, unsigned) {
     uint64_t Nq = p->seqlen_q, Nk = p->seqlen_k, row = p->head_dim / 8, S_row = ceil_div(Nk, 8);
     uint64_t softmax = 2 * Nq * S_row;
@@ -124,7 +124,6 @@ static attn_traffic model(const attn_problem *p, unsigned) {
     return {.load = heads * (scores_load(p) + softmax + weighted_sum) * SECTOR,
             .store = heads * store * SECTOR};
 }
-//< model
 
 static const attn_kernel kernel = {
     .step = "step02_online_softmax",
@@ -135,7 +134,7 @@ static const attn_kernel kernel = {
     .dtypes = 1u << ATTN_FP32,
     .passes = ATTN_FORWARD,
     .least_sm = 75,
-    .supports = supports,
+    .supports = supports<0>,
     .buffers = buffers,
     .forward = forward,
     .model = model,

@@ -45,7 +45,6 @@ __device__ static float online_update(float score, float &m, float &l, float &fa
 }
 //< online-update
 
-//> fused
 // grid: x = B * H * ceil(Nq / 64) tiles of rows
 template <int D>
 __global__ void softmax_weighted_sum(const float *S_hbm, // [B, H, Nq, pitch]
@@ -64,6 +63,7 @@ __global__ void softmax_weighted_sum(const float *S_hbm, // [B, H, Nq, pitch]
     const float *V = V_hbm + kv_head(s, bh) * s.Nk * s.d;
     int warp = threadIdx.x / Lanes, lane = threadIdx.x % Lanes;
 
+    //> fused
     rows_of_O<D> O;
     float m[Rows], l[Rows]; // the same in all lanes of the warp
     for (int r = 0; r < Rows; r++) m[r] = -INFINITY, l[r] = 0;
@@ -93,8 +93,8 @@ __global__ void softmax_weighted_sum(const float *S_hbm, // [B, H, Nq, pitch]
     __syncthreads(); // the factors of all rows are there
     O.scale_rows(factor_smem);
     O.store(O_hbm + row * s.d, s.Nq - i0, s.d);
+    //< fused
 }
-//< fused
 
 // ---- the host's side: what the harness asks of a rung ------------------------------------------
 
@@ -117,7 +117,8 @@ template <int D> static void launch(const attn_problem *p, const attn_tensors *t
 }
 
 static void forward(const attn_problem *p, const attn_tensors *t) {
-    (p->head_dim <= 64 ? launch<64> : p->head_dim <= 128 ? launch<128> : launch<256>)(p, t);
+    int D = padded(p->head_dim);
+    (D == 64 ? launch<64> : D == 128 ? launch<128> : launch<256>)(p, t);
 }
 
 //> model
@@ -140,7 +141,7 @@ static const attn_kernel kernel = {
     .dtypes = 1u << ATTN_FP32,
     .passes = ATTN_FORWARD,
     .least_sm = 75,
-    .supports = supports,
+    .supports = supports<Tile>,
     .buffers = buffers,
     .forward = forward,
     .model = model,

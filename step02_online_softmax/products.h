@@ -98,6 +98,7 @@ template <int D> struct rows_of_O {
             for (int n = 0; n < D / 64; n++) value[m][n] = all_four(0);
     }
 
+    //> add
     // Adds P V for a slice of keys.
     __device__ void add(const float (&P_smem)[Tile][Padded], const float (&V_smem)[Slice][D]) {
         for (int j = 0; j < Slice; j += 4) {
@@ -115,6 +116,7 @@ template <int D> struct rows_of_O {
             }
         }
     }
+    //< add
 
     // Multiplies row i by factor[i].
     __device__ void scale_rows(const float (&factor)[Tile]) {
@@ -165,11 +167,16 @@ __global__ void weighted_sum(const float *P_hbm, // [B, H, Nq, pitch]
     O.store(O_hbm + row * s.d, s.Nq - i0, s.d);
 }
 
-// ---- the host's side
-// -----------------------------------------------------------------------------
+// ---- the host's side -----------------------------------------------------------------------
 
-inline bool supports(const attn_problem *p, char *why, size_t why_size) {
+// d padded to what the kernels are compiled for.
+inline int padded(int d) { return d <= 64 ? 64 : d <= 128 ? 128 : 256; }
+
+// `Factors`: floats that the kernel which makes O has besides its tiles.
+template <int Factors> bool supports(const attn_problem *p, char *why, size_t why_size) {
     const int most = 65535 * Tile; // gridDim.y of scores
+    size_t scores = 2 * Tile * Padded, O = Tile * Padded + Slice * padded(p->head_dim) + Factors;
+    if (!fits(p, (scores > O ? scores : O) * sizeof(float), why, why_size)) return false;
     if (p->seqlen_k <= most) return true;
     snprintf(why, why_size, "Nk = %d is above %d, the most that gridDim.y can cover", p->seqlen_k,
              most);

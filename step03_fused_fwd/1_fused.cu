@@ -24,6 +24,7 @@
 //          make run ARGS="--kernel fused,fused-wide,algorithm1"
 // Limits:  fp32; forward only. One block per head: with few heads most of a large GPU is idle.
 
+#include "fused.h"
 #include "tiles.h"
 
 namespace step03_1 {
@@ -99,11 +100,13 @@ static void forward(const attn_problem *p, const attn_tensors *t) {
     launch(p, t, p->batch * p->heads, choose_tiles(p, true));
 }
 
+//> wide
 static void forward_wide(const attn_problem *p, const attn_tensors *t) {
     tile_sizes sizes = choose_tiles(p, true);
     unsigned tiles = ceil_div(p->seqlen_q, sizes.Br), most = 65535; // of gridDim.y
     launch(p, t, dim3(p->batch * p->heads, tiles < most ? tiles : most), sizes);
 }
+//< wide
 
 //> model
 // Q and O move once; K and V once for each tile of Q, as far as its queries see.
@@ -147,3 +150,5 @@ static const attn_kernel kernel = rung("fused", false), wide = rung("fused-wide"
 [[maybe_unused]] static const bool registered = attn_register(&kernel) && attn_register(&wide);
 
 } // namespace step03_1
+
+const attn_kernel step03::fused = step03_1::kernel; // for step04

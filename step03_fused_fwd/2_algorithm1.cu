@@ -23,15 +23,6 @@ namespace step03_2 {
 
 using namespace step03;
 
-//> first-tile
-// The first tile of queries of which one sees key j0. With a causal mask, query i sees it if
-// i >= j0 + Nq - Nk.
-__host__ __device__ static int first_tile(const shape &s, int Br, int j0) {
-    int i = j0 + s.Nq - s.Nk;
-    return s.causal && i > 0 ? i / Br * Br : 0;
-}
-//< first-tile
-
 // m and l of `rows` rows, between HBM and the tile.
 __device__ static void load_sums(const tiles &t, const float *m, const float *l, int rows) {
     for (int r0 = 0; r0 < t.Br; r0 += Threads) {

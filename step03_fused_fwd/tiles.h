@@ -18,11 +18,11 @@ namespace step03 {
 constexpr int Lanes = 32;
 constexpr int Threads = 256, Warps = Threads / Lanes;
 
-//> tile-sizes
 struct tile_sizes {
     int Br, Bc; // rows of Q and O; rows of K and V
 };
 
+//> on-chip
 // Floats from one row to the next. Rows of d floats get 4 more: d is a multiple of 8, so the sum is
 // an odd multiple of 4, and 16 bytes from each of 8 rows lie in different banks. Rows of S are
 // written 8 floats at a time, from 4 rows: an odd multiple of 8 puts those in different banks.
@@ -34,7 +34,9 @@ inline size_t bytes_on_chip(tile_sizes t, int d) {
     size_t floats = 2 * (t.Br + t.Bc) * pitch_of_rows(d) + t.Br * pitch_of_S(t.Bc) + 3 * t.Br;
     return floats * sizeof(float);
 }
+//< on-chip
 
+//> tile-sizes
 // The tile that the outer loop walks over takes as many rows as fit; the inner loop's has at most d
 // rows, as in the paper. Both are multiples of 8, and have no more rows than there are.
 inline tile_sizes with_outer(const attn_problem *p, bool queries_outside, int outer) {
@@ -58,8 +60,7 @@ inline tile_sizes choose_tiles(const attn_problem *p, bool queries_outside) {
 }
 //< tile-sizes
 
-// ---- tiles in shared memory
-// ----------------------------------------------------------------------
+// ---- tiles in shared memory --------------------------------------------------------------------
 
 // Where in `smem` each tile starts. Rows of Q, K, V and O are pitch_of_rows(d) apart.
 struct tiles {
@@ -77,6 +78,15 @@ struct tiles {
         m = S + Br * S_row, l = m + Br, factor = l + Br;
     }
 };
+
+//> first-tile
+// The first tile of queries of which one sees key j0. With a causal mask, query i sees it if
+// i >= j0 + Nq - Nk.
+__host__ __device__ inline int first_tile(const shape &s, int Br, int j0) {
+    int i = j0 + s.Nq - s.Nk;
+    return s.causal && i > 0 ? i / Br * Br : 0;
+}
+//< first-tile
 
 //> load-rows
 // Copies `rows` rows of d floats, which follow one another in HBM, and fills up the tile's `most`
@@ -168,8 +178,8 @@ __device__ inline void online_softmax(const tiles &t, bool O_is_divided) {
         l = sum_of_warp(l);
         __syncwarp(); // all lanes have read m[r]
         if (lane == 0) {
-            float factor = expf(m - m_safe),
-                  l_old = t.l[r]; // of the first tile: exp(-infinity) = 0
+            float l_old = t.l[r];
+            float factor = expf(m - m_safe); // of the first tile: exp(-infinity) = 0
             t.factor[r] = O_is_divided ? factor * l_old : factor;
             t.l[r] = factor * l_old + l;
             t.m[r] = m_new;
@@ -233,16 +243,10 @@ __device__ inline void store_rows(float *O_hbm, const tiles &t, int rows, int d)
 }
 //< store-rows
 
-// ---- the host's side
-// -----------------------------------------------------------------------------
+// ---- the host's side ---------------------------------------------------------------------------
 
 inline bool tiles_fit(const attn_problem *p, char *why, size_t why_size) {
-    size_t least = bytes_on_chip({8, 8}, p->head_dim);
-    if (p->smem >= least) return true;
-    snprintf(why, why_size,
-             "%zu bytes of shared memory are too few: at d = %d tiles of 8 rows take %zu (--sram)",
-             p->smem, p->head_dim, least);
-    return false;
+    return fits(p, bytes_on_chip({8, 8}, p->head_dim), why, why_size);
 }
 
 // The paper's M counts elements and leaves out S, which it does not need to store. Ours does.

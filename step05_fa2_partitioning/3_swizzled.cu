@@ -178,7 +178,7 @@ static void forward(const attn_problem *p, const attn_tensors *t) { STEP05_DISPA
 
 // O leaves 4 bytes a lane, 16 bytes a row and request: half of each sector.
 static attn_traffic model(const attn_problem *p, unsigned) {
-    return forward_traffic(p, Br, Bc, 16);
+    return forward_traffic(p, Br, Bc, 16, 8);
 }
 
 static const attn_kernel kernel = {

@@ -54,12 +54,14 @@ inline bool takes_64_and_128(const attn_problem *p, char *why, size_t why_size) 
                   : launch<__nv_bfloat16, 128>)(p, t);                                             \
     } while (0)
 
-// What a forward with one block for each Br queries asks for, when it writes O in pieces of
-// `O_piece` bytes and LSE 8 rows at a time. K and V are read by every block, as far as it sees.
-inline attn_traffic forward_traffic(const attn_problem *p, int Br, int Bc, uint64_t O_piece) {
+// What a forward with one block for each Br queries asks for. K and V are read by every block, as
+// far as it sees. O leaves in pieces of O_piece bytes, LSE in requests of LSE_rows rows, or where
+// LSE_rows is 0, each row by itself.
+inline attn_traffic forward_traffic(const attn_problem *p, int Br, int Bc, uint64_t O_piece,
+                                    uint64_t LSE_rows) {
     shape s = shape_of(p);
     uint64_t Nq = s.Nq, row = s.d * attn_dtype_bytes(p->dtype), keys = 0, LSE = 0;
-    uint64_t heads = (uint64_t)p->batch * p->heads;
+    uint64_t heads = (uint64_t)p->batch * p->heads, request = LSE_rows * sizeof(float);
     for (int i0 = 0; i0 < s.Nq; i0 += Br) {
         uint64_t seen = round_up(keys_seen(s, i0 + Br), Bc);
         keys += seen < (uint64_t)s.Nk ? seen : s.Nk;
@@ -67,7 +69,9 @@ inline attn_traffic forward_traffic(const attn_problem *p, int Br, int Bc, uint6
     for (uint64_t bh = 0; bh < heads; bh++)
         for (int i0 = 0; i0 < s.Nq; i0 += Br) {
             uint64_t rows = Br < s.Nq - i0 ? Br : s.Nq - i0;
-            LSE += request_sectors((bh * Nq + i0) * sizeof(float), rows * sizeof(float), 32);
+            LSE += request ? request_sectors((bh * Nq + i0) * sizeof(float), rows * sizeof(float),
+                                             request)
+                           : rows;
         }
     uint64_t O = Nq * row / O_piece * ceil_div(O_piece, SECTOR);
     return {.load = heads * (Nq + 2 * keys) * row, .store = (heads * O + LSE) * SECTOR};

@@ -31,8 +31,9 @@ are tried in a kernel that includes it:
 
 The fault goes into a copy of the file; the copy, or an unchanged one of the kernel that finds the
 faulty header first, is compiled and linked with the tests that are there already, and the tests of
-the group `kernels` run, up to the first failure. When they fail, crash or take too long, the mutant
-is killed, as it should be. A survivor means that a test is missing.
+the group `kernels` run, and those of the step's own group where there is a tests/test_stepNN.c, up
+to the first failure. When they fail, crash or take too long, the mutant is killed, as it should be.
+A survivor means that a test is missing.
 
 AT_A_TIME=1 in the environment tries one mutant at a time instead of two.
 """
@@ -48,6 +49,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 BUILD = os.environ.get("BUILD", "build")
+TESTS = "@(kernels/all_are_right*|step*/*)"
 AT_A_TIME = int(os.environ.get("AT_A_TIME", 2))
 # A make or a test that runs inside `make mutants` is no part of it.
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
@@ -155,7 +157,7 @@ def run_tests(mutant, limit):
     environment = {**ENVIRONMENT, "CRITERION_FAIL_FAST": "1"}
     if mutant.kernels:
         environment["KERNEL"] = mutant.kernels
-    tests = subprocess.Popen([mutant.folder() / "run_tests", "--filter", "kernels/all_are_right*"],
+    tests = subprocess.Popen([mutant.folder() / "run_tests", "--filter", TESTS],
                              env=environment, text=True, errors="replace", stdout=subprocess.PIPE,
                              stderr=subprocess.STDOUT, start_new_session=True)
     try:

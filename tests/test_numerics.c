@@ -222,7 +222,9 @@ Test(registry, is_sorted_by_step_then_rung) {
     cr_expect_eq(attn_kernel_at(before + 2), &third);
     for (int i = 1; i < before; i++) {
         const struct attn_kernel *a = attn_kernel_at(i - 1), *b = attn_kernel_at(i);
-        cr_expect(strcmp(a->step, b->step) < 0 || (!strcmp(a->step, b->step) && a->rung < b->rung));
+        bool in_order = a->rung < b->rung || (a->rung == b->rung && b->variant);
+        cr_expect(strcmp(a->step, b->step) < 0 || (!strcmp(a->step, b->step) && in_order),
+                  "%s before %s", a->name, b->name);
     }
 }
 
@@ -1240,6 +1242,24 @@ static int expect_larger_errors(const struct attn_problem *p, const struct input
     return error[1][2] > error[0][2];
 }
 
+static double row_length(const float *x) {
+    double square = 0;
+    for (int c = 0; c < 24; c++) square += pow(x[c], 2);
+    return sqrt(square);
+}
+
+static void expect_longest(const struct reference *r, const struct inputs *in) {
+    double q = 0, k = 0, dO = 0, v = 0;
+    for (int i = 0; i < SMALL_Q; i++) q = fmax(q, fabsf(in->Q[i]));
+    for (int i = 0; i < SMALL_KV; i++) k = fmax(k, fabsf(in->K[i]));
+    for (int i = 0; i < SMALL_Q; i += 24) dO = fmax(dO, row_length(in->dO + i));
+    for (int i = 0; i < SMALL_KV; i += 24) v = fmax(v, row_length(in->V + i));
+    cr_expect_eq(r->max_q, q);
+    cr_expect_eq(r->max_k, k);
+    cr_expect_float_eq(r->long_dO, dO, 1e-12);
+    cr_expect_float_eq(r->long_v, v, 1e-12);
+}
+
 static void expect_sizes(const struct attn_problem *p, const struct inputs *in,
                          const struct reference *r) {
     double q = 0, k = 0, max_dO = 0, max_dP = 0;
@@ -1254,6 +1274,7 @@ static void expect_sizes(const struct attn_problem *p, const struct inputs *in,
     cr_expect_float_eq(r->rms_q, sqrt(q), 1e-13);
     cr_expect_float_eq(r->rms_k, sqrt(k), 1e-13);
     cr_expect_float_eq(r->max_dP, max_dP, 1e-12);
+    expect_longest(r, in);
     cr_expect_eq(r->max_dO, max_dO);
 }
 
@@ -1751,21 +1772,25 @@ Test(check, nan_and_zeros_in_gradients_are_caught) {
 
 // The formulas of check.h, at their edges.
 Test(check, the_bar_for_gradients_stands_where_it_should) {
-    struct attn_problem p = problem(1, 1, 1, 1, 8, false, ATTN_FP32);
-    double want[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+    struct attn_problem p = problem(4, 1, 1, 1, 8, false, ATTN_FP32); // four weights to the key
+    double want[32];
     struct reference r = {.dQ = want, .dK = want, .dV = want, .max_logit = 3};
     r.rms_q = 2, r.rms_k = 4, r.max_dO = 8, r.max_dP = 16;
+    r.max_q = 8, r.max_k = 16, r.long_dO = 32, r.long_v = 64;
     r.base_error_dQ = 0x1p-16, r.base_error_dK = 0x1p-17, r.base_error_dV = 0x1p-18;
     p.scale = 0.5f;
     struct check (*const check[3])(const struct attn_problem *, const struct reference *,
                                    const float *) = {check_dQ, check_dK, check_dV};
     const double factor[3] = {0.5 * 4 * 16, 0.5 * 2 * 16, 8};
     const double base[3] = {0x1p-16, 0x1p-17, 0x1p-18};
+    const double rest[3] = {0.5 * 16 * 32 * 64, 0.5 * 8 * 32 * 64 * 2, 0};
+    for (int i = 0; i < 32; i++) want[i] = 1;
     for (int k = 0; k < 3 * ATTN_DTYPES; k++) {
         p.dtype = k / 3;
-        double bar = 3 * base[k % 3] + 2 * dtype_ulp(p.dtype, 1);
+        double bar = 3 * base[k % 3] + 2 * dtype_ulp(p.dtype, 1) + 2 * rest[k % 3] * 0x1p-24;
         if (p.dtype == ATTN_FP32) bar += 2 * 4 * factor[k % 3] * 0x1p-24;
-        float got[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+        float got[32];
+        for (int i = 0; i < 32; i++) got[i] = 1;
         got[3] = (float)(1 + bar); // exact: the bar is a multiple of 2^-23
         cr_expect_eq(check[k % 3](&p, &r, got).of_bar, 1, "case %d", k);
         cr_expect(check[k % 3](&p, &r, got).ok);
