@@ -54,8 +54,8 @@ NVFLAGS  := -std=c++20 -O2 -lineinfo -Xcompiler "$(KERNEL_WARNINGS)" -Icommon
 # Files with instructions that older cards lack (common/ptx.h) are compiled for those that have them,
 # and for sm_80 where ARCH names none: the program must link, and does not run such a kernel.
 CARD     := $(if $(HAS_GPU),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader | sed -n '1s/\.//p'))
-HOPPER   := $(call gencode,90a)
 AMPERE   := $(call gencode,$(or $(filter-out 7%,$(patsubst native,$(CARD),$(ARCH))),80))
+HOPPER   := $(call gencode,90a)
 
 # ---- what is built from what -------------------------------------------------------------------
 
@@ -131,8 +131,8 @@ $(BUILD)/gpu/%.o: %.cu
 
 # What a file is compiled for.
 FOR = $(GENCODE)
-$(BUILD)/gpu/tests/instructions.o: FOR = $(AMPERE)
-$(BUILD)/gpu/tests/instructions_sm90.o $(BUILD)/gpu/tests/count_instructions.o: FOR = $(HOPPER)
+$(BUILD)/gpu/step05_% $(BUILD)/gpu/tests/instructions.o: FOR = $(AMPERE)
+$(BUILD)/gpu/step06_% $(BUILD)/gpu/tests/instructions_sm90.o $(BUILD)/gpu/tests/count_instructions.o: FOR = $(HOPPER)
 
 # ---- linking: a program is the harness, a machine and some kernels ---------------------------------
 
