@@ -22,7 +22,7 @@ __device__ inline float *words(int i) { return reinterpret_cast<float *>(tile(i)
 // Barriers 0 to 3, for `count` arrivals each.
 __device__ inline void init(int count) {
     if (threadIdx.x == 0) {
-        for (int i = 0; i < 4; i++) mbarrier_init(barrier(i), count);
+        for (int i = 0; i < 4; i++) mbarrier_init(barrier(i), count); //! initialised_twice
         mbarrier_fence_init();
     }
     __syncthreads(); // the barriers are ready
@@ -63,6 +63,10 @@ __global__ void too_many_arrivals() {
         mbarrier_arrive_expect_tx(barrier(0), TILE);
         mbarrier_arrive(barrier(0)); //! too_many_arrivals
     }
+}
+__global__ void initialised_twice() {
+    init(1);
+    init(1); // see init() above
 }
 __global__ void too_many_bytes_expected(MAP a) {
     init(1);
@@ -497,6 +501,7 @@ const struct {
     RUN(not_fenced, 64, a),
     RUN(overwritten, 64, b),
     RUN(too_many_arrivals, 64),
+    RUN(initialised_twice, 64),
     RUN(too_many_bytes_expected, 64, a),
     RUN(too_few_bytes_expected, 64, a),
     RUN(empty_with_the_wrong_parity, 64, a),

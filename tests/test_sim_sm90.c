@@ -49,6 +49,7 @@ Test(sim_sm90, mbarriers) {
     expect_fault("used_before_the_barrier", "race in shared memory on smem + 65536: atomic");
     expect_fault("not_fenced", "fence missing: tma_load_2d()");
     expect_fault("overwritten", "mbarrier overwritten");
+    expect_fault("initialised_twice", "smem + 65536 is one already");
     expect_fault("too_many_arrivals",
                  "comes to phase 0 of the mbarrier smem + 65536 after all 1 have arrived");
 }

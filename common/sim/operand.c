@@ -153,13 +153,12 @@ void operand_expect_unchanged(const struct warpgroup *g, const struct operand *o
     for (int r = 0; r < o->rows; r++)
         for (int k = 0; k < 16; k++) {
             if (now[r][k] == was[r][k]) continue;
-            char name[80];
-            memory_name(piece(o, o->mn_major ? r / 8 * 8 : r, o->mn_major ? k : k / 8 * 8), name,
-                        sizeof name);
+            int first_r = o->mn_major ? r / 8 * 8 : r, first_k = o->mn_major ? k : k / 8 * 8;
             sim_fail_at(&sim_worker->thread[128 * g->number],
                         "operand changed: element (%d, %d) of %s, in %s, was overwritten while the "
                         "wgmma that was started at %s:%d could still read it; its wgmma_wait() "
                         "must come before others are told that the memory is free",
-                        r, k, o->name, name, place.file, place.line);
+                        r, k, o->name, memory_name(piece(o, first_r, first_k)), place.file,
+                        place.line);
         }
 }
