@@ -116,18 +116,24 @@ $(BUILD)/tests/%.o: tests/%.c $(COMPILER)
 	@mkdir -p $(@D)
 	$(call say,CC)
 	$(Q)$(CC) $(CFLAGS) -MMD -c $< -o $@
+# ptxas only remarks that it serialises matrix instructions, or ignores setmaxnreg (C7500 to C7599):
+# the kernel would be right and slow. Here that is an error.
+define COMPILE_CU
+	$(Q)$(NVCC) $(NVFLAGS) $(FOR) -MMD -c $< -o $@ 2>$@.log; status=$$?; cat $@.log >&2; \
+	! grep -q '(C75[0-9][0-9])' $@.log && rm $@.log && exit $$status
+endef
 $(BUILD)/gpu/%.cu.o: common/gpu/%.cu
 	@mkdir -p $(@D)
 	$(call say,NVCC)
-	$(Q)$(NVCC) $(NVFLAGS) $(FOR) -MMD -c $< -o $@
+	$(COMPILE_CU)
 $(BUILD)/gpu/%.cpp.o: common/gpu/%.cpp
 	@mkdir -p $(@D)
 	$(call say,NVCC)
-	$(Q)$(NVCC) $(NVFLAGS) $(FOR) -MMD -c $< -o $@
+	$(COMPILE_CU)
 $(BUILD)/gpu/%.o: %.cu
 	@mkdir -p $(@D)
 	$(call say,NVCC)
-	$(Q)$(NVCC) $(NVFLAGS) $(FOR) -MMD -c $< -o $@
+	$(COMPILE_CU)
 
 # What a file is compiled for.
 FOR = $(GENCODE)
