@@ -449,6 +449,25 @@ __global__ void own_operand(MAP a, float *b) {
     }
     leave(d, b);
 }
+// An operand comes by cp.async: each thread waits for its copies and makes them visible.
+__global__ void copied_operand(MAP a, const T *a_hbm, float *b) {
+    float d[32], e[32];
+    load_operands(a);
+    for (int i = threadIdx.x; i < TILE / 16; i += 128) {
+        int row = i / 8, piece = i % 8;
+        cp_async_16(tile(2) + row * 128 + ((piece ^ row % 8) * 16), a_hbm + i * 8);
+    }
+    cp_async_wait_all();
+    fence_proxy_async();
+    __syncthreads(); // the whole tile is there, for the tensor cores
+    uint64_t A = wgmma_k_major(tile(0)), B = wgmma_k_major(tile(1)), C = wgmma_k_major(tile(2));
+    wgmma_fence();
+    wgmma_m64k16<64, T>(d, A, B, 0);
+    wgmma_m64k16<64, T>(e, C, B, 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    for (int i = 0; i < 32; i++) b[i * 128 + threadIdx.x] = d[i] - e[i];
+}
 // Reads tiles by ordinary loads, through a ring of two.
 __global__ void ring_of_loads(MAP a, float *b) {
     if (threadIdx.x == 0) {
@@ -483,19 +502,19 @@ __global__ void store_again_and_again(MAP b) {
     }
 }
 
-const struct {
+struct entry {
     const char *name;
-    void (*run)(CUtensorMap a, CUtensorMap c, float *b);
-} kernels[] = {
+    void (*run)(CUtensorMap a, CUtensorMap c, const T *a_hbm, float *b);
+};
+entry named(const char *name, decltype(entry::run) run) { return {name, run}; }
 #define RUN(kernel, threads, ...)                                                                  \
-    {                                                                                              \
-#kernel, [](CUtensorMap a, CUtensorMap c, float *b) {                                         \
-         (void)a, (void)b, (void)c;                                                                \
-         const int bytes = 8 * TILE + 64;                                                          \
-         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);         \
-         LAUNCH(kernel, 1, threads, bytes __VA_OPT__(, ) __VA_ARGS__);                             \
-     }    \
-    }
+    named(#kernel, [](CUtensorMap a, CUtensorMap c, const T *a_hbm, float *b) {                    \
+        (void)a, (void)b, (void)c, (void)a_hbm;                                                    \
+        const int bytes = 8 * TILE + 64;                                                           \
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);          \
+        LAUNCH(kernel, 1, threads, bytes __VA_OPT__(, ) __VA_ARGS__);                              \
+    })
+const entry kernels[] = {
     RUN(never_initialised, 64, b),
     RUN(used_before_the_barrier, 64, b),
     RUN(not_fenced, 64, a),
@@ -542,6 +561,7 @@ const struct {
     RUN(registers_of_one_warp, 128),
     RUN(two_groups, 128, a, b),
     RUN(own_operand, 128, a, b),
+    RUN(copied_operand, 128, a, a_hbm, b),
     RUN(ring_of_loads, 96, a, b),
     RUN(store_again_and_again, 64, c),
 };
@@ -566,7 +586,8 @@ CUtensorMap map_of(const void *base) {
 void sim_sm90_run(const char *name, const void *a, void *b) {
     for (auto &k : sim_sm90::kernels)
         if (!strcmp(k.name, name))
-            return k.run(sim_sm90::map_of(a), sim_sm90::map_of(b), static_cast<float *>(b));
+            return k.run(sim_sm90::map_of(a), sim_sm90::map_of(b),
+                         static_cast<const sim_sm90::T *>(a), static_cast<float *>(b));
     fprintf(stderr, "no kernel %s in sim_sm90.cu\n", name);
     abort();
 }

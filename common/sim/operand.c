@@ -30,8 +30,8 @@ static uint32_t swizzle_bytes(uint64_t d) {
     return bytes[d >> 62];
 }
 
-// The layouts of ptx_sm90.h. (The PTX ISA's "Strides" and, as formulas, CUTLASS's
-// include/cute/arch/mma_sm90_desc.hpp, "Canonical Layouts".) r is an index along m or n.
+// The layouts of ptx_sm90.h: the PTX ISA's "Strides", and as formulas the "canonical layouts" of
+// CUTLASS, include/cute/atom/mma_traits_sm90_gmma.hpp. r is an index along m or n.
 static uint32_t offset_of(const struct operand *o, uint32_t r, uint32_t k) {
     uint32_t width = swizzle_bytes(o->descriptor), neighbours = width / 2;
     uint32_t L = leading(o->descriptor), S = stride(o->descriptor);
