@@ -275,6 +275,17 @@ __global__ void one_group_too_few(MAP a, float *b) {
     b[threadIdx.x] = e[0]; //! one_group_too_few
     wgmma_wait<0>();
 }
+__global__ void wait_too_short(MAP a, float *b) {
+    float d[32], e[32];
+    load_operands(a);
+    wgmma_fence(d, e);
+    PRODUCT(d, 0);
+    wgmma_commit();
+    PRODUCT(e, 0);
+    wgmma_commit();
+    wgmma_wait<1>(d, e); //! wait_too_short
+    leave(d, b);
+}
 __global__ void no_fence(MAP a, float *b) {
     float d[32];
     load_operands(a);
@@ -428,9 +439,9 @@ __global__ void two_groups(MAP a, float *b) {
     wgmma_commit();
     PRODUCT(e, 0);
     wgmma_commit();
-    wgmma_wait<1>();
+    wgmma_wait<1>(d);
     for (int i = 0; i < 32; i++) d[i] -= 1;
-    wgmma_wait<0>();
+    wgmma_wait<0>(e);
     for (int i = 0; i < 32; i++) b[i * 128 + threadIdx.x] = d[i] - e[i];
 }
 // Threads make an operand themselves, over and over.
@@ -543,6 +554,7 @@ const entry kernels[] = {
     RUN(accumulators_read_at_once, 128, a, b),
     RUN(group_not_committed, 128, a, b),
     RUN(one_group_too_few, 128, a, b),
+    RUN(wait_too_short, 128, a, b),
     RUN(no_fence, 128, a, b),
     RUN(fence_too_early, 128, a, b),
     RUN(operand_not_waited_for, 128, a, b),

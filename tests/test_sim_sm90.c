@@ -100,6 +100,7 @@ Test(sim_sm90, products) {
     cr_expect(isnan(b[0]), "poison");
     expect_fault("group_not_committed", "accumulators in use: load");
     expect_fault("one_group_too_few", "accumulators in use: load");
+    expect_fault("wait_too_short", "wait too short: wgmma_wait()");
     expect_fault("no_fence", "wgmma_fence() missing: before the first wgmma");
     expect_fault("fence_too_early", "wgmma_fence() missing: registers of the accumulators");
     expect_fault("operand_not_waited_for", "too early: load of smem + 8192");

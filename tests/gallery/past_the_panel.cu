@@ -15,13 +15,13 @@ __global__ void faulty(float *out) {
     fence_proxy_async(); // what this thread has stored is there for the tensor cores,
     __syncthreads();     // and so is what the others have
     float d[4];
-    wgmma_fence();
+    wgmma_fence(d);
     for (int k = 0; k < 8; k++) { // 16 of k each
         uint64_t a = wgmma_k_major(A + 32 * k), b = wgmma_k_major(B + 32 * k);
         wgmma_m64k16<8, __half>(d, a, b, k > 0);
     }
     wgmma_commit();
-    wgmma_wait<0>();
+    wgmma_wait<0>(d);
     for (int i = 0; i < 4; i++) out[4 * t + i] = d[i];
 }
 
@@ -36,7 +36,7 @@ __global__ void correct(float *out) {
     fence_proxy_async(); // what this thread has stored is there for the tensor cores,
     __syncthreads();     // and so is what the others have
     float d[4];
-    wgmma_fence();
+    wgmma_fence(d);
     for (int k = 0; k < 8; k++) {        // 16 of k each
         int panel = k / 4, step = k % 4; // four steps of 32 bytes are a row
         uint64_t a = wgmma_k_major(A + panel * 64 * 128 + 32 * step);
@@ -44,7 +44,7 @@ __global__ void correct(float *out) {
         wgmma_m64k16<8, __half>(d, a, b, k > 0);
     }
     wgmma_commit();
-    wgmma_wait<0>();
+    wgmma_wait<0>(d);
     for (int i = 0; i < 4; i++) out[4 * t + i] = d[i];
 }
 
