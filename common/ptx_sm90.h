@@ -272,23 +272,52 @@ template <int Pending> PTX void tma_store_wait(SIM_HERE) {
 //     d[4 j + 2], d[4 j + 3]  D[g + 8][…]
 //     A[0] … A[3]             as the a of mma: again packed neighbours of a D
 //
-//     wgmma_fence();                    // registers were written before: D, or A
+//     wgmma_fence(d);                   // registers were written before: D, or A
 //     wgmma_m64k16<N, T>(d, A, B, 0);   // starts
 //     wgmma_m64k16<N, T>(d, A2, B2, 1); // the same D: in order, without a fence
 //     wgmma_commit();                   // closes a group
 //     …                                 // d, A in registers, the tiles: not to be touched
-//     wgmma_wait<0>();                  // at most 0 groups are pending
+//     wgmma_wait<0>(d);                 // at most 0 groups are pending
+//
+// The compiler knows nothing of work that goes on after an instruction. It must not store to the
+// registers behind the fence what stands before it in the source, nor use before the wait what
+// stands behind. So the fence and the wait are told which arrays they are about; the empty asm
+// makes each element look used and changed at that place.
 
 #ifdef __CUDACC__
-PTX void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+PTX void wgmma_tie(float &element) { asm volatile("" : "+f"(element)::"memory"); }
+PTX void wgmma_tie(uint32_t &element) { asm volatile("" : "+r"(element)::"memory"); }
+template <class T, int Size> PTX void wgmma_tie(T (&array)[Size]) {
+#pragma unroll
+    for (int i = 0; i < Size; i++) wgmma_tie(array[i]);
+}
+template <class... Arrays> PTX void wgmma_fence(Arrays &...arrays) {
+    (wgmma_tie(arrays), ...);
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
 PTX void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int Pending> PTX void wgmma_wait() {
+template <int Pending, class... Arrays> PTX void wgmma_wait(Arrays &...arrays) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+    (wgmma_tie(arrays), ...);
 }
 #else
-PTX void wgmma_fence() { sim_wgmma_fence(); }
+template <class... Arrays> PTX void wgmma_fence(Arrays &...) { sim_wgmma_fence(); }
 PTX void wgmma_commit(SIM_HERE) { sim_wgmma_commit(SIM_PLACE); }
+// With the place of the call, which stands behind all other parameters: up to three arrays.
 template <int Pending> PTX void wgmma_wait(SIM_HERE) { sim_wgmma_wait(Pending, SIM_PLACE); }
+template <int Pending, int I> PTX void wgmma_wait(float (&d)[I], SIM_HERE) {
+    sim_wgmma_wait(Pending, SIM_PLACE);
+    sim_wgmma_expect_complete(d, SIM_PLACE);
+}
+template <int Pending, int I, int J> PTX void wgmma_wait(float (&d)[I], float (&e)[J], SIM_HERE) {
+    wgmma_wait<Pending>(d, file, line);
+    sim_wgmma_expect_complete(e, SIM_PLACE);
+}
+template <int Pending, int I, int J, int K>
+PTX void wgmma_wait(float (&d)[I], float (&e)[J], float (&f)[K], SIM_HERE) {
+    wgmma_wait<Pending>(d, e, file, line);
+    sim_wgmma_expect_complete(f, SIM_PLACE);
+}
 #endif
 
 // Where a matrix lies in shared memory (PTX ISA, "Matrix Descriptor Format"):

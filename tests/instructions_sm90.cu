@@ -176,14 +176,14 @@ __global__ void __launch_bounds__(128)
     }
     mbarrier_wait(bar, 0);
     float d[N / 2];
-    wgmma_fence();
+    wgmma_fence(d);
 #pragma unroll
     for (int i = 0; i < K / 16; i++)
         wgmma_m64k16<N, T, MajorA, MajorB>(
             d, Swizzle ? swizzled(A, i, MajorA) : plain(A, i, 64, MajorA),
             Swizzle ? swizzled(B, i, MajorB) : plain(B, i, N, MajorB), i > 0);
     wgmma_commit();
-    wgmma_wait<0>();
+    wgmma_wait<0>(d);
 #pragma unroll
     for (int i = 0; i < N / 2; i++) out[threadIdx.x][i] = d[i];
 }
@@ -208,12 +208,12 @@ __global__ void __launch_bounds__(128)
             a[i][r] = pairs[(16 * warp + g + r % 2 * 8) * K / 2 + 8 * i + t + r / 2 * 4];
     mbarrier_wait(bar, 0);
     float d[N / 2];
-    wgmma_fence();
+    wgmma_fence(d);
 #pragma unroll
     for (int i = 0; i < K / 16; i++)
         wgmma_m64k16<N, T, MajorB>(d, a[i], swizzled(smem, i, MajorB), i > 0);
     wgmma_commit();
-    wgmma_wait<0>();
+    wgmma_wait<0>(d);
 #pragma unroll
     for (int i = 0; i < N / 2; i++) out[threadIdx.x][i] = d[i];
 }
@@ -279,14 +279,14 @@ __device__ inline void consume(float (&d)[32], int consumer, ring *r) {
         const unsigned char *stage = smem + s * 3 * TILE;
         mbarrier_wait(&r->full[s], i / STAGES % 2);
         named_barrier_sync(1 + consumer, 256); // my turn on the tensor cores
-        wgmma_fence();
+        wgmma_fence(d);
 #pragma unroll
         for (int k = 0; k < 4; k++)
             wgmma_m64k16<64, __half>(d, wgmma_k_major(stage + consumer * TILE + 32 * k),
                                      wgmma_k_major(stage + 2 * TILE + 32 * k), i + k > 0);
         wgmma_commit();
         named_barrier_arrive(2 - consumer, 256); // the other's turn
-        wgmma_wait<0>();
+        wgmma_wait<0>(d);
         if (threadIdx.x % 128 == 0) mbarrier_arrive(&r->empty[s]); // the stage has been read
     }
 }

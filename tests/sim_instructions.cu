@@ -228,18 +228,18 @@ __global__ void two_stages(const float *a, float4 *b, int n) {
     }
 }
 
-const struct {
+struct entry {
     const char *name;
     void (*run)(float *a, float *b, int n);
-} kernels[] = {
+};
+entry named(const char *name, decltype(entry::run) run) { return {name, run}; }
 #define AS_4(b) reinterpret_cast<float4 *>(b)
 #define RUN(kernel, threads, ...)                                                                  \
-    {                                                                                              \
-#kernel, [](float *a, float *b, int n) {                                                      \
-         (void)a, (void)b, (void)n;                                                                \
-         LAUNCH(kernel, 1, threads, 8192, __VA_ARGS__);                                            \
-     }    \
-    }
+    named(#kernel, [](float *a, float *b, int n) {                                                 \
+        (void)a, (void)b, (void)n;                                                                 \
+        LAUNCH(kernel, 1, threads, 8192, __VA_ARGS__);                                             \
+    })
+const entry kernels[] = {
     RUN(copy_pieces, 32, a, n % 100, n / 100),
     RUN(only_fill, 32, b),
     RUN(load_rows, 32, b, n),

@@ -22,7 +22,7 @@ __device__ inline float *words(int i) { return reinterpret_cast<float *>(tile(i)
 // Barriers 0 to 3, for `count` arrivals each.
 __device__ inline void init(int count) {
     if (threadIdx.x == 0) {
-        for (int i = 0; i < 4; i++) mbarrier_init(barrier(i), count);
+        for (int i = 0; i < 4; i++) mbarrier_init(barrier(i), count); //! initialised_twice
         mbarrier_fence_init();
     }
     __syncthreads(); // the barriers are ready
@@ -63,6 +63,10 @@ __global__ void too_many_arrivals() {
         mbarrier_arrive_expect_tx(barrier(0), TILE);
         mbarrier_arrive(barrier(0)); //! too_many_arrivals
     }
+}
+__global__ void initialised_twice() {
+    init(1);
+    init(1); // see init() above
 }
 __global__ void too_many_bytes_expected(MAP a) {
     init(1);
@@ -271,6 +275,17 @@ __global__ void one_group_too_few(MAP a, float *b) {
     b[threadIdx.x] = e[0]; //! one_group_too_few
     wgmma_wait<0>();
 }
+__global__ void wait_too_short(MAP a, float *b) {
+    float d[32], e[32];
+    load_operands(a);
+    wgmma_fence(d, e);
+    PRODUCT(d, 0);
+    wgmma_commit();
+    PRODUCT(e, 0);
+    wgmma_commit();
+    wgmma_wait<1>(d, e); //! wait_too_short
+    leave(d, b);
+}
 __global__ void no_fence(MAP a, float *b) {
     float d[32];
     load_operands(a);
@@ -424,9 +439,9 @@ __global__ void two_groups(MAP a, float *b) {
     wgmma_commit();
     PRODUCT(e, 0);
     wgmma_commit();
-    wgmma_wait<1>();
+    wgmma_wait<1>(d);
     for (int i = 0; i < 32; i++) d[i] -= 1;
-    wgmma_wait<0>();
+    wgmma_wait<0>(e);
     for (int i = 0; i < 32; i++) b[i * 128 + threadIdx.x] = d[i] - e[i];
 }
 // Threads make an operand themselves, over and over.
@@ -444,6 +459,25 @@ __global__ void own_operand(MAP a, float *b) {
         wgmma_wait<0>();
     }
     leave(d, b);
+}
+// An operand comes by cp.async: each thread waits for its copies and makes them visible.
+__global__ void copied_operand(MAP a, const T *a_hbm, float *b) {
+    float d[32], e[32];
+    load_operands(a);
+    for (int i = threadIdx.x; i < TILE / 16; i += 128) {
+        int row = i / 8, piece = i % 8;
+        cp_async_16(tile(2) + row * 128 + ((piece ^ row % 8) * 16), a_hbm + i * 8);
+    }
+    cp_async_wait_all();
+    fence_proxy_async();
+    __syncthreads(); // the whole tile is there, for the tensor cores
+    uint64_t A = wgmma_k_major(tile(0)), B = wgmma_k_major(tile(1)), C = wgmma_k_major(tile(2));
+    wgmma_fence();
+    wgmma_m64k16<64, T>(d, A, B, 0);
+    wgmma_m64k16<64, T>(e, C, B, 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    for (int i = 0; i < 32; i++) b[i * 128 + threadIdx.x] = d[i] - e[i];
 }
 // Reads tiles by ordinary loads, through a ring of two.
 __global__ void ring_of_loads(MAP a, float *b) {
@@ -479,24 +513,25 @@ __global__ void store_again_and_again(MAP b) {
     }
 }
 
-const struct {
+struct entry {
     const char *name;
-    void (*run)(CUtensorMap a, CUtensorMap c, float *b);
-} kernels[] = {
+    void (*run)(CUtensorMap a, CUtensorMap c, const T *a_hbm, float *b);
+};
+entry named(const char *name, decltype(entry::run) run) { return {name, run}; }
 #define RUN(kernel, threads, ...)                                                                  \
-    {                                                                                              \
-#kernel, [](CUtensorMap a, CUtensorMap c, float *b) {                                         \
-         (void)a, (void)b, (void)c;                                                                \
-         const int bytes = 8 * TILE + 64;                                                          \
-         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);         \
-         LAUNCH(kernel, 1, threads, bytes __VA_OPT__(, ) __VA_ARGS__);                             \
-     }    \
-    }
+    named(#kernel, [](CUtensorMap a, CUtensorMap c, const T *a_hbm, float *b) {                    \
+        (void)a, (void)b, (void)c, (void)a_hbm;                                                    \
+        const int bytes = 8 * TILE + 64;                                                           \
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);          \
+        LAUNCH(kernel, 1, threads, bytes __VA_OPT__(, ) __VA_ARGS__);                              \
+    })
+const entry kernels[] = {
     RUN(never_initialised, 64, b),
     RUN(used_before_the_barrier, 64, b),
     RUN(not_fenced, 64, a),
     RUN(overwritten, 64, b),
     RUN(too_many_arrivals, 64),
+    RUN(initialised_twice, 64),
     RUN(too_many_bytes_expected, 64, a),
     RUN(too_few_bytes_expected, 64, a),
     RUN(empty_with_the_wrong_parity, 64, a),
@@ -519,6 +554,7 @@ const struct {
     RUN(accumulators_read_at_once, 128, a, b),
     RUN(group_not_committed, 128, a, b),
     RUN(one_group_too_few, 128, a, b),
+    RUN(wait_too_short, 128, a, b),
     RUN(no_fence, 128, a, b),
     RUN(fence_too_early, 128, a, b),
     RUN(operand_not_waited_for, 128, a, b),
@@ -537,6 +573,7 @@ const struct {
     RUN(registers_of_one_warp, 128),
     RUN(two_groups, 128, a, b),
     RUN(own_operand, 128, a, b),
+    RUN(copied_operand, 128, a, a_hbm, b),
     RUN(ring_of_loads, 96, a, b),
     RUN(store_again_and_again, 64, c),
 };
@@ -561,7 +598,8 @@ CUtensorMap map_of(const void *base) {
 void sim_sm90_run(const char *name, const void *a, void *b) {
     for (auto &k : sim_sm90::kernels)
         if (!strcmp(k.name, name))
-            return k.run(sim_sm90::map_of(a), sim_sm90::map_of(b), static_cast<float *>(b));
+            return k.run(sim_sm90::map_of(a), sim_sm90::map_of(b),
+                         static_cast<const sim_sm90::T *>(a), static_cast<float *>(b));
     fprintf(stderr, "no kernel %s in sim_sm90.cu\n", name);
     abort();
 }

@@ -49,6 +49,7 @@ Test(sim_sm90, mbarriers) {
     expect_fault("used_before_the_barrier", "race in shared memory on smem + 65536: atomic");
     expect_fault("not_fenced", "fence missing: tma_load_2d()");
     expect_fault("overwritten", "mbarrier overwritten");
+    expect_fault("initialised_twice", "smem + 65536 is one already");
     expect_fault("too_many_arrivals",
                  "comes to phase 0 of the mbarrier smem + 65536 after all 1 have arrived");
 }
@@ -99,6 +100,7 @@ Test(sim_sm90, products) {
     cr_expect(isnan(b[0]), "poison");
     expect_fault("group_not_committed", "accumulators in use: load");
     expect_fault("one_group_too_few", "accumulators in use: load");
+    expect_fault("wait_too_short", "wait too short: wgmma_wait()");
     expect_fault("no_fence", "wgmma_fence() missing: before the first wgmma");
     expect_fault("fence_too_early", "wgmma_fence() missing: registers of the accumulators");
     expect_fault("operand_not_waited_for", "too early: load of smem + 8192");
@@ -117,13 +119,13 @@ Test(sim_sm90, named_barriers_and_registers) {
 }
 
 Test(sim_sm90, nobody_is_accused_wrongly) {
-    static const char *const innocent[] = {"two_groups", "own_operand", "ring_of_loads",
-                                           "store_again_and_again"};
+    static const char *const innocent[] = {"two_groups", "own_operand", "copied_operand",
+                                           "ring_of_loads", "store_again_and_again"};
     for (unsigned i = 0; i < sizeof innocent / sizeof *innocent; i++) {
         run(innocent[i]);
         cr_expect_str_empty(sim_error(), "%s", sim_error());
         cr_expect_str_empty(sim_warning(), "%s", sim_warning());
-        if (i < 2)
+        if (i < 3)
             for (int k = 0; k < 32 * 128; k++) cr_assert_eq(b[k], 0.f, "%s: %d", innocent[i], k);
     }
     cr_expect_eq(counts.buffer[1].bytes[SIM_TMA_STORE], 4 * 8192);

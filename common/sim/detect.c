@@ -460,8 +460,8 @@ void detect_turn(struct worker *w, struct warp *warp, const struct request *r) {
     uint32_t lanes = 0, pc = r->lane[0]->pc;
     for (int i = 0; i < r->lanes; i++) lanes |= 1u << r->number[i];
     while (warp->loops && warp->loop[warp->loops - 1].pc < pc) warp->loops--;
-    struct loop *top = &warp->loop[warp->loops - 1];
-    if (warp->loops && top->pc == pc) {
+    struct loop *top = warp->loops ? &warp->loop[warp->loops - 1] : NULL;
+    if (top && top->pc == pc) {
         bool some_left = lanes != top->lanes && (lanes & ~top->lanes) == 0;
         // One warning is enough, and finding out the line takes far longer than the loop.
         if (some_left && w->global_requests > top->global_requests && !sim_warning()[0])

@@ -163,6 +163,7 @@ struct worker {
     uint32_t step;      // of this block, for the timeline: see there
     struct fiber home;  // the OS thread's own stack
     struct place place; // symbols_place() answers here
+    char name[100];     // and memory_name() here
 };
 
 // The only thread-local variable of the simulator's own: all others in the program are __shared__.
@@ -227,7 +228,7 @@ void memory_note(const void *, unsigned size, int kind, unsigned flags, uint32_t
 bool memory_is_shared(const void *);
 void memory_log(enum space, const void *, uint32_t pc); // an entry that is no access
 bool memory_owns(const void *shared, size_t bytes);     // does the launch have all of these?
-void memory_name(const void *, char *out, size_t size); // "smem + 16", "Q + 0"
+const char *memory_name(const void *);                  // "smem + 16", until asked again
 bool memory_is_global(const void *);
 
 struct request; // meter.c, below
@@ -249,6 +250,7 @@ void wgmma_touch(struct thread *, uintptr_t, unsigned size, int kind, uint32_t p
 
 // ---- timeline.c ---------------------------------------------------------------------------------
 
+bool timeline_wanted(void);
 void timeline_launch(void);
 void timeline_wait(const struct thread *, uint32_t from, const char *what, struct sim_place);
 void timeline_exit(const struct thread *);

@@ -26,16 +26,14 @@ static struct mbarrier *find(const void *address) {
 
 struct mbarrier *mbarrier_find(const void *address, const char *what, struct sim_place place) {
     struct mbarrier *b = find(address);
-    char name[80];
-    memory_name(address, name, sizeof name);
     if (!b)
         sim_fail("no mbarrier: %s at %s:%d is given %s, which mbarrier_init() has not made one",
-                 what, place.file, place.line, name);
+                 what, place.file, place.line, memory_name(address));
     if (memcmp(address, &cookie, sizeof cookie))
         sim_fail(
             "mbarrier overwritten: %s at %s:%d finds other bytes in the mbarrier %s, which was "
             "initialised at %s:%d",
-            what, place.file, place.line, name, b->place.file, b->place.line);
+            what, place.file, place.line, memory_name(address), b->place.file, b->place.line);
     return b;
 }
 
@@ -54,20 +52,21 @@ static struct knowledge *known_of_this_phase(struct phases *p) {
 void sim_mbarrier_init(void *bar, int count, struct sim_place place) {
     struct worker *w = sim_worker;
     struct sm90 *s = sm90_use();
-    char name[80];
-    memory_name(bar, name, sizeof name);
     if (!memory_owns(bar, 8) || (uintptr_t)bar % 8)
         sim_fail("mbarrier_init() at %s:%d: %s is not 8 bytes of shared memory at a multiple of 8",
-                 place.file, place.line, name);
+                 place.file, place.line, memory_name(bar));
     if (count < 1 || count >= 1 << 20)
         sim_fail("mbarrier_init() at %s:%d: a count of %d; it must be 1 to 2^20 - 1", place.file,
                  place.line, count);
     struct mbarrier *b = find(bar);
-    if (!b && s->mbarriers == MAX_MBARRIERS)
+    if (b)
+        sim_fail("mbarrier_init() at %s:%d: %s is one already, since %s:%d; its phases just go on",
+                 place.file, place.line, memory_name(bar), b->place.file, b->place.line);
+    if (s->mbarriers == MAX_MBARRIERS)
         sim_fail("mbarrier_init() at %s:%d: more than %d mbarriers in a block (a limit of the "
                  "simulator)",
                  place.file, place.line, MAX_MBARRIERS);
-    if (!b) b = &s->mbarrier[s->mbarriers++];
+    b = &s->mbarrier[s->mbarriers++];
     *b = (struct mbarrier){.address = bar,
                            .count = (uint32_t)count,
                            .pending = (uint32_t)count,
@@ -93,8 +92,6 @@ void sim_fence_proxy_async(void) {
 void sim_mbarrier_arrive(void *bar, int bytes, const char *what, struct sim_place place) {
     struct mbarrier *b = mbarrier_find(bar, what, place);
     uint32_t pc = symbols_pc(HERE);
-    char name[80];
-    memory_name(bar, name, sizeof name);
     if (bytes < 0 || bytes >= 1 << 20)
         sim_fail("%s at %s:%d: %d bytes; a phase counts at most 2^20 - 1", what, place.file,
                  place.line, bytes);
@@ -102,8 +99,8 @@ void sim_mbarrier_arrive(void *bar, int bytes, const char *what, struct sim_plac
         sim_fail("too many arrivals: %s at %s:%d comes to phase %" PRIu32
                  " of the mbarrier %s after "
                  "all %" PRIu32 " have arrived (it was initialised at %s:%d)",
-                 what, place.file, place.line, b->phases.completed, name, b->count, b->place.file,
-                 b->place.line);
+                 what, place.file, place.line, b->phases.completed, memory_name(bar), b->count,
+                 b->place.file, b->place.line);
     memory_note(bar, 8, SIM_ATOMIC, UNCOUNTED, pc - 1);
     memory_log(RELEASE, known_of_this_phase(&b->phases), pc);
     b->bytes += bytes;
@@ -191,19 +188,18 @@ static int waiting_for(const struct phases *p) {
 }
 
 static size_t explain_mbarrier(const struct mbarrier *b, char *out, size_t size) {
-    char name[80], bytes[80] = "";
-    memory_name(b->address, name, sizeof name);
+    char bytes[80] = "";
     if (b->bytes > 0)
         snprintf(bytes, sizeof bytes, ", %" PRId64 " bytes that were announced have not come",
                  b->bytes);
     if (b->bytes < 0)
         snprintf(bytes, sizeof bytes, ", %" PRId64 " bytes came that nobody announced", -b->bytes);
-    return (size_t)snprintf(out, size,
-                            "; mbarrier %s (initialised at %s:%d) is in phase %" PRIu32
-                            ", parity %" PRIu32 ": %" PRIu32 " of %" PRIu32
-                            " arrivals are missing%s",
-                            name, b->place.file, b->place.line, b->phases.completed,
-                            b->phases.completed & 1, b->pending, b->count, bytes);
+    return (size_t)snprintf(
+        out, size,
+        "; mbarrier %s (initialised at %s:%d) is in phase %" PRIu32 ", parity %" PRIu32 ": %" PRIu32
+        " of %" PRIu32 " arrivals are missing%s",
+        memory_name(b->address), b->place.file, b->place.line, b->phases.completed,
+        b->phases.completed & 1, b->pending, b->count, bytes);
 }
 
 void mbarrier_explain(char *out, size_t size) {

@@ -358,16 +358,19 @@ bool memory_owns(const void *p, size_t bytes) {
            !memchr(w->shared_owner + offset, 0, bytes);
 }
 
-void memory_name(const void *p, char *out, size_t size) {
-    size_t start, bytes, offset = ADDRESS - sim_worker->shared_base;
+// Takes long: for messages only.
+const char *memory_name(const void *p) {
+    char *out = sim_worker->name;
+    size_t start, bytes, offset = ADDRESS - sim_worker->shared_base, size = sizeof sim_worker->name;
     int b = sim_buffer_at(ADDRESS);
     if (b)
         snprintf(out, size, "%s + %zu", sim_buffer[b].name, ADDRESS - sim_buffer[b].start);
     else if (memory_is_shared(p)) {
         const char *name = symbols_shared_name(offset, &start, &bytes);
-        snprintf(out, size, "%s + %zu", name, offset - start);
+        snprintf(out, size, "%.60s + %zu", name, offset - start);
     } else
         snprintf(out, size, "address 0x%zx", (size_t)ADDRESS);
+    return out;
 }
 
 bool memory_is_shared(const void *p) {

@@ -30,8 +30,8 @@ static uint32_t swizzle_bytes(uint64_t d) {
     return bytes[d >> 62];
 }
 
-// The layouts of ptx_sm90.h. (The PTX ISA's "Strides" and, as formulas, CUTLASS's
-// include/cute/arch/mma_sm90_desc.hpp, "Canonical Layouts".) r is an index along m or n.
+// The layouts of ptx_sm90.h: the PTX ISA's "Strides", and as formulas the "canonical layouts" of
+// CUTLASS, include/cute/atom/mma_traits_sm90_gmma.hpp. r is an index along m or n.
 static uint32_t offset_of(const struct operand *o, uint32_t r, uint32_t k) {
     uint32_t width = swizzle_bytes(o->descriptor), neighbours = width / 2;
     uint32_t L = leading(o->descriptor), S = stride(o->descriptor);
@@ -153,13 +153,12 @@ void operand_expect_unchanged(const struct warpgroup *g, const struct operand *o
     for (int r = 0; r < o->rows; r++)
         for (int k = 0; k < 16; k++) {
             if (now[r][k] == was[r][k]) continue;
-            char name[80];
-            memory_name(piece(o, o->mn_major ? r / 8 * 8 : r, o->mn_major ? k : k / 8 * 8), name,
-                        sizeof name);
+            int first_r = o->mn_major ? r / 8 * 8 : r, first_k = o->mn_major ? k : k / 8 * 8;
             sim_fail_at(&sim_worker->thread[128 * g->number],
                         "operand changed: element (%d, %d) of %s, in %s, was overwritten while the "
                         "wgmma that was started at %s:%d could still read it; its wgmma_wait() "
                         "must come before others are told that the memory is free",
-                        r, k, o->name, name, place.file, place.line);
+                        r, k, o->name, memory_name(piece(o, first_r, first_k)), place.file,
+                        place.line);
         }
 }

@@ -110,6 +110,7 @@ void sim_wgmma_fence(void);
 void sim_wgmma_start(struct sim_wgmma *, struct sim_place);
 void sim_wgmma_commit(struct sim_place);
 void sim_wgmma_wait(int pending, struct sim_place);
+void sim_wgmma_expect_complete(const float *D, struct sim_place);
 
 // ---- called by the host side of a .cu file, through cuda.h ----------------------------------
 

@@ -29,6 +29,8 @@ bool sim_timeline(const char *path) {
     return file || !path;
 }
 
+bool timeline_wanted(void) { return file != NULL; }
+
 void timeline_launch(void) { launch++; }
 
 void timeline_add(const char *who, int number, const char *event, uint32_t from, const char *what,

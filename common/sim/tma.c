@@ -166,17 +166,15 @@ static struct map map_of(const void *map, int rank, const char *what, struct sim
 }
 
 static void check_place(const struct box *b, const char *what) {
-    char name[80];
-    memory_name(b->smem, name, sizeof name);
     unsigned alignment = b->map.swizzle == SWIZZLE_128B ? 1024 : 128;
     if (!memory_owns(b->smem, b->bytes))
         sim_fail(
             "out of bounds: %s at %s:%d copies a box of %zu bytes at %s, which is not all shared "
             "memory of this launch",
-            what, b->place.file, b->place.line, b->bytes, name);
+            what, b->place.file, b->place.line, b->bytes, memory_name(b->smem));
     if ((uintptr_t)b->smem % alignment)
         sim_fail("misaligned: %s at %s:%d copies a box at %s, and %s needs a multiple of %u", what,
-                 b->place.file, b->place.line, name,
+                 b->place.file, b->place.line, memory_name(b->smem),
                  alignment == 1024 ? "SWIZZLE_128B" : "shared memory", alignment);
 }
 
@@ -259,10 +257,10 @@ void tma_replay(const struct thread *t, const struct box *b) {
 // ---- landing ------------------------------------------------------------------------------------
 
 static void tell(const struct box *b) {
-    char name[80], what[120];
-    memory_name(b->smem, name, sizeof name);
-    snprintf(what, sizeof what, "%s %s, %zu bytes", b->barrier ? "load to" : "store from", name,
-             b->bytes);
+    char what[160];
+    if (!timeline_wanted()) return;
+    snprintf(what, sizeof what, "%s %s, %zu bytes", b->barrier ? "load to" : "store from",
+             memory_name(b->smem), b->bytes);
     timeline_add("tma", 0, "copy", b->step, what, b->place);
 }
 
@@ -311,15 +309,13 @@ bool tma_land(struct worker *w) {
 static void read_source(struct box *b) {
     if (!b->read && memcmp(b->data, b->smem, b->bytes)) {
         size_t i = 0;
-        char name[80];
         while (b->data[i] == b->smem[i]) i++;
-        memory_name(b->smem + i / 4 * 4, name, sizeof name);
         sim_fail_at(
             b->thread,
             "source changed: %s was overwritten while the TMA store that was started at %s:%d "
             "could still read it; tma_store_wait_read() must come first, and then a barrier "
             "where other threads write",
-            name, b->place.file, b->place.line);
+            memory_name(b->smem + i / 4 * 4), b->place.file, b->place.line);
     }
     b->read = true;
 }

@@ -314,6 +314,16 @@ void sim_wgmma_wait(int pending, struct sim_place place) {
     warpgroup_meet(wait_for_groups, &groups, "wgmma_wait()", place);
 }
 
+// The wait has been told of these accumulators, so the program is going to use them.
+void sim_wgmma_expect_complete(const float *D, struct sim_place place) {
+    const struct registers *r = sim_worker->self->registers;
+    for (int i = 0; r && i < r->arrays; i++)
+        if (r->array[i].start == (uintptr_t)D && r->array[i].products)
+            sim_fail("wait too short: wgmma_wait() at %s:%d leaves the group pending in which the "
+                     "product of %s:%d is, on the accumulators that it is given",
+                     place.file, place.line, r->array[i].place.file, r->array[i].place.line);
+}
+
 void wgmma_thread_exits(struct thread *t) {
     struct warpgroup *g = &sim_worker->sm90->warpgroup[t->id / 128];
     if (g->first)
