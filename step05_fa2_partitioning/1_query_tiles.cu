@@ -25,8 +25,8 @@ using namespace step05;
 
 constexpr int Threads = 256, Warps = Threads / Lanes;
 constexpr int Br = 64, Bc = 32;
-constexpr int P_pitch = Bc + 4;               // 16 bytes of 8 rows: different banks
-template <int D> constexpr int pitch = D + 4; // likewise
+constexpr int P_pitch = Bc + 8; // 8 floats of each of 4 rows, as S is stored: different banks
+template <int D> constexpr int pitch = D + 4; // 16 bytes of each of 8 rows: likewise
 template <int D>
 constexpr int smem_floats = Br *pitch<D>   // Q
                             + Bc *pitch<D> // K
