@@ -42,16 +42,19 @@ __device__ static void start_copy(T *tile, const T *hbm, int rows) {
 template <class T, int D>
 __device__ static void multiply_QK(float (&S)[Blocks][Bc / 8][4], const T *Q_smem, const T *K_smem,
                                    int first) {
+#pragma unroll
     for (int b = 0; b < Blocks; b++)
         for (int n = 0; n < Bc / 8; n++)
             for (int e = 0; e < 4; e++) S[b][n][e] = 0;
 #pragma unroll
     for (int k = 0; k < D; k += 16) {
         fragment q[Blocks];
+#pragma unroll
         for (int b = 0; b < Blocks; b++) q[b] = left_operand<T, D>(Q_smem, first + 16 * b, k);
 #pragma unroll
         for (int n = 0; n < Bc / 8; n += 2) {
             fragment keys = keys_operand<T, D>(K_smem, 8 * n, k);
+#pragma unroll
             for (int b = 0; b < Blocks; b++) {
                 mma_m16n8k16<T>(S[b][n], q[b].x, keys.x[0], keys.x[1]);
                 mma_m16n8k16<T>(S[b][n + 1], q[b].x, keys.x[2], keys.x[3]);
@@ -76,10 +79,12 @@ __device__ static void multiply_PV(float (&O)[Blocks][D / 8][4],
 #pragma unroll
     for (int k = 0; k < Bc / 16; k++) {
         fragment p[Blocks];
+#pragma unroll
         for (int b = 0; b < Blocks; b++) p[b] = weights_operand<T>(P[b][2 * k], P[b][2 * k + 1]);
 #pragma unroll
         for (int n = 0; n < D / 8; n += 2) {
             fragment values = values_operand<T, D>(V_smem, 16 * k, 8 * n);
+#pragma unroll
             for (int b = 0; b < Blocks; b++) {
                 mma_m16n8k16<T>(O[b][n], p[b].x, values.x[0], values.x[1]);
                 mma_m16n8k16<T>(O[b][n + 1], p[b].x, values.x[2], values.x[3]);
@@ -204,6 +209,7 @@ __global__ void __launch_bounds__(Threads) split_queries(const T *Q_hbm, // [B, 
         }
         float S[Blocks][Bc / 8][4];
         multiply_QK<T, D>(S, Q_smem, K_smem + now * Bc * D, i_warp - i0);
+#pragma unroll
         for (int b = 0; b < Blocks; b++) {
             int i = i_warp + 16 * b;
             if (has_hidden(s, i, j0)) mask(S[b], s, i, j0);
@@ -212,6 +218,7 @@ __global__ void __launch_bounds__(Threads) split_queries(const T *Q_hbm, // [B, 
         multiply_PV<T, D>(O, S, V_smem + now * Bc * D);
     }
     cp_async_wait_all(); // of a block that has no keys: Q
+#pragma unroll
     for (int b = 0; b < Blocks; b++) {
         int i = i_warp + 16 * b;
         store<T, D>(O_hbm + (row + i - i0) * D, LSE_hbm + row + i - i0, O[b], r[b], s.Nq - i,
