@@ -3,8 +3,8 @@
 // The idea: how the warps of a block share the work decides how often shared memory is read. Every
 // warp here needs all of K and V of a tile; a fragment of them, once read, serves the 16 rows of Q
 // that the warp has. With 32 rows it serves two products instead of one, and K and V are read half
-// as often for each of them. On this card 16 rows would cap the products at 1024 FLOP for 32 KB ...
-// see the chapter.
+// as often for each of them. Shared memory delivers 128 bytes a cycle; with 16 rows that feeds half
+// of what the matrix units of a Hopper card can do, with 32 all of it.
 //
 // FlashAttention-1 split the keys between the warps instead ("split-K"), so that every warp has all
 // queries and an O of its own: --kernel split-k (6_split_k.cu) shows what that costs.
