@@ -211,8 +211,8 @@ __global__ void __launch_bounds__(Threads) split_keys(const T *Q_hbm, // [B, H, 
     float O[Blocks][D / 8][4] = {};
     rows r[Blocks];
     int keys = keys_seen(s, i0 + Br);
+    start_copy<T, D>(Q_smem, Q_hbm + row * D, s.Nq - i0);
     if (keys > 0) {
-        start_copy<T, D>(Q_smem, Q_hbm + row * D, s.Nq - i0);
         start_copy<T, D>(K_smem, K_hbm + key * D, s.Nk);
         start_copy<T, D>(V_smem, V_hbm + key * D, s.Nk);
     }
@@ -234,7 +234,8 @@ __global__ void __launch_bounds__(Threads) split_keys(const T *Q_hbm, // [B, H, 
         }
         multiply_PV<T, D>(O, S, V_smem + now * Bc * D, 16 * warp);
     }
-    __syncthreads(); // all have read the tiles: the sums take their place
+    cp_async_wait_all(); // of a block that has no keys: Q
+    __syncthreads();     // all have read the tiles: the sums take their place
     merged<D> &all = *(merged<D> *)smem;
     merge<D>(all, O, r, s.scale * Log2e);
     store<T, D>(O_hbm + row * D, LSE_hbm + row, all, s.Nq - i0, s.scale);

@@ -160,10 +160,8 @@ __global__ void __launch_bounds__(tiling<D>::Threads, D == 256 ? 1 : 2)
     float O[Blocks][D / 8][4] = {};
     rows r[Blocks];
     int keys = keys_seen(s, i0 + Br);
-    if (keys > 0) {
-        start_copy<T, Br, D>(Q_smem, Q_hbm + row * s.d, s.Nq - i0, s.d);
-        start_copy<T, Bc, D>(K_smem, K_hbm + key * s.d, s.Nk, s.d);
-    }
+    start_copy<T, Br, D>(Q_smem, Q_hbm + row * s.d, s.Nq - i0, s.d);
+    if (keys > 0) start_copy<T, Bc, D>(K_smem, K_hbm + key * s.d, s.Nk, s.d);
     for (int j0 = 0; j0 < keys; j0 += Bc) {
         cp_async_wait_all();
         __syncthreads(); // K (and Q) have arrived, and all have read the V before
@@ -298,7 +296,7 @@ template <int D> static attn_traffic model_of(const attn_problem *p) {
             uint64_t kv = (bh / s.heads * s.kv_heads + bh % s.heads / (s.heads / s.kv_heads));
             for (int j0 = 0; j0 < keys_seen(s, i0 + Br); j0 += Bc)
                 K += tile_sectors(kv * s.Nk + j0, min(Bc, s.Nk - j0), s.d, at_once);
-            load += K ? Q + 2 * K : 0; // a block that sees no key needs no Q
+            load += Q + 2 * K;
             store += Q + request_sectors(row * sizeof(float), rows * sizeof(float), 32); // O, LSE
         }
     return {.load = load * SECTOR, .store = store * SECTOR};
