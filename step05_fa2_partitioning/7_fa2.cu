@@ -218,10 +218,10 @@ __global__ void __launch_bounds__(tiling<D>::Threads, D == 256 ? 1 : 2)
             }
         }
     }
+    cp_async_wait_all();
+    __syncthreads(); // all have read Q; or, in a block without keys, it has arrived for nothing
 
-    // O / l goes to the place of Q, of which this warp alone has read its rows; then out, row by
-    // row.
-    __syncwarp(); // all lanes have read Q
+    // O / l goes to the place of Q, and then out, row by row.
     T *O_smem = Q_smem + first * D;
 #pragma unroll
     for (int b = 0; b < Blocks; b++)
