@@ -25,7 +25,6 @@ using namespace step05;
 constexpr int Br = 64, Bc = 64;
 constexpr int Warps = Br / 16, Threads = Warps * Lanes;
 
-//> load-tile
 // Copies `rows` rows of D elements, 8 elements a thread, and fills the rest of the tile with zeros.
 template <class T, int D>
 __device__ static void load_tile(T (&tile)[64][D], const T *hbm, int rows) {
@@ -36,9 +35,7 @@ __device__ static void load_tile(T (&tile)[64][D], const T *hbm, int rows) {
         *(uint4 *)&tile[r][c] = x;
     }
 }
-//< load-tile
 
-//> fragments
 // Two neighbours of a row, one register of a fragment: 4 bytes.
 template <class T> __device__ static uint32_t row_pair(const T *x) { return *(const uint32_t *)x; }
 
@@ -47,9 +44,7 @@ template <class T> __device__ static uint32_t column_pair(const T *x, int pitch)
     uint32_t low = *(const uint16_t *)x, high = *(const uint16_t *)(x + pitch);
     return low | high << 16;
 }
-//< fragments
 
-//> scores
 // S[16 x 64] = Q K^T for a warp's 16 queries, the rows of Q_smem from `first`.
 template <class T, int D>
 __device__ static void multiply_QK(float (&S)[Bc / 8][4], const T (&Q_smem)[Br][D],
@@ -68,9 +63,7 @@ __device__ static void multiply_QK(float (&S)[Bc / 8][4], const T (&Q_smem)[Br][
         }
     }
 }
-//< scores
 
-//> weighted-sum
 // O[16 x D] += P V. P arrives as it left the softmax: the results of two neighbouring products are
 // the left operand of this one.
 template <class T, int D>
@@ -89,9 +82,7 @@ __device__ static void multiply_PV(float (&O)[D / 8][4], const float (&P)[Bc / 8
         }
     }
 }
-//< weighted-sum
 
-//> softmax
 // What a lane knows of its two rows, g and g + 8.
 struct rows {
     float m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
@@ -117,9 +108,7 @@ __device__ static void online_softmax(float (&S)[Bc / 8][4], float (&O)[D / 8][4
             for (int e = 2 * half; e < 2 * half + 2; e++) O[n][e] *= factor;
     }
 }
-//< softmax
 
-//> mask
 // Scale, and -infinity where the row sees no key. i, j: the first query of the warp, the first key.
 __device__ static void mask(float (&S)[Bc / 8][4], const shape &s, int i, int j) {
     int lane = threadIdx.x % Lanes, g = lane / 4, t = lane % 4;
@@ -129,9 +118,7 @@ __device__ static void mask(float (&S)[Bc / 8][4], const shape &s, int i, int j)
             S[n][e] = seen ? s.scale * S[n][e] : -INFINITY;
         }
 }
-//< mask
 
-//> store
 // O / l and LSE of a warp's rows; `rows_left` of them exist.
 template <class T, int D>
 __device__ static void store(T *O_hbm, float *LSE_hbm, const float (&O)[D / 8][4], const rows &r,
@@ -147,9 +134,7 @@ __device__ static void store(T *O_hbm, float *LSE_hbm, const float (&O)[D / 8][4
         if (t == 0 && row < rows_left) LSE_hbm[row] = r.m[half] + logf(r.l[half]);
     }
 }
-//< store
 
-//> kernel
 // grid: B * H * ceil(Nq / 64) tiles of queries
 template <class T, int D>
 __global__ void __launch_bounds__(Threads) tensor_cores(const T *Q_hbm, // [B, H, Nq, D]
@@ -183,7 +168,6 @@ __global__ void __launch_bounds__(Threads) tensor_cores(const T *Q_hbm, // [B, H
     row += 16 * warp;
     store<T, D>(O_hbm + row * D, LSE_hbm + row, O, r, s.Nq - i0 - 16 * warp);
 }
-//< kernel
 
 // ---- the host's side: what the harness asks of a rung ------------------------------------------
 

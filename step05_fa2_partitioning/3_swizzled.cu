@@ -18,7 +18,6 @@ using namespace step05;
 constexpr int Br = 64, Bc = 64;
 constexpr int Warps = Br / 16, Threads = Warps * Lanes;
 
-//> load-tile
 // Copies `rows` rows of D elements, 8 elements a thread, and fills the rest of the tile with zeros.
 template <class T, int D>
 __device__ static void load_tile(T (&tile)[64 * D], const T *hbm, int rows) {
@@ -29,9 +28,7 @@ __device__ static void load_tile(T (&tile)[64 * D], const T *hbm, int rows) {
         *(uint4 *)&tile[swizzled<D>(r, c)] = x;
     }
 }
-//< load-tile
 
-//> scores
 // S[16 x 64] = Q K^T for a warp's 16 queries, the rows of Q_smem from `first`.
 template <class T, int D>
 __device__ static void multiply_QK(float (&S)[Bc / 8][4], const T *Q_smem, const T *K_smem,
@@ -49,9 +46,7 @@ __device__ static void multiply_QK(float (&S)[Bc / 8][4], const T *Q_smem, const
         }
     }
 }
-//< scores
 
-//> weighted-sum
 // O[16 x D] += P V. P arrives as it left the softmax: the results of two neighbouring products are
 // the left operand of this one.
 template <class T, int D>
@@ -70,9 +65,7 @@ __device__ static void multiply_PV(float (&O)[D / 8][4], const float (&P)[Bc / 8
         }
     }
 }
-//< weighted-sum
 
-//> softmax
 // What a lane knows of its two rows, g and g + 8.
 struct rows {
     float m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
@@ -98,9 +91,7 @@ __device__ static void online_softmax(float (&S)[Bc / 8][4], float (&O)[D / 8][4
             for (int e = 2 * half; e < 2 * half + 2; e++) O[n][e] *= factor;
     }
 }
-//< softmax
 
-//> mask
 // Scale, and -infinity where the row sees no key. i, j: the first query of the warp, the first key.
 __device__ static void mask(float (&S)[Bc / 8][4], const shape &s, int i, int j) {
     int lane = threadIdx.x % Lanes, g = lane / 4, t = lane % 4;
@@ -110,9 +101,7 @@ __device__ static void mask(float (&S)[Bc / 8][4], const shape &s, int i, int j)
             S[n][e] = seen ? s.scale * S[n][e] : -INFINITY;
         }
 }
-//< mask
 
-//> store
 // O / l and LSE of a warp's rows; `rows_left` of them exist.
 template <class T, int D>
 __device__ static void store(T *O_hbm, float *LSE_hbm, const float (&O)[D / 8][4], const rows &r,
@@ -128,9 +117,7 @@ __device__ static void store(T *O_hbm, float *LSE_hbm, const float (&O)[D / 8][4
         if (t == 0 && row < rows_left) LSE_hbm[row] = r.m[half] + logf(r.l[half]);
     }
 }
-//< store
 
-//> kernel
 // grid: B * H * ceil(Nq / 64) tiles of queries
 template <class T, int D>
 __global__ void __launch_bounds__(Threads) swizzled_tiles(const T *Q_hbm, // [B, H, Nq, D]
@@ -164,7 +151,6 @@ __global__ void __launch_bounds__(Threads) swizzled_tiles(const T *Q_hbm, // [B,
     row += 16 * warp;
     store<T, D>(O_hbm + row * D, LSE_hbm + row, O, r, s.Nq - i0 - 16 * warp);
 }
-//< kernel
 
 // ---- the host's side: what the harness asks of a rung ------------------------------------------
 

@@ -28,7 +28,6 @@ constexpr int Br = 64, Bc = 64;
 constexpr int Warps = Br / 16, Threads = Warps * Lanes;
 constexpr float Log2e = 1.44269504f;
 
-//> start-copy
 // Starts copying `rows` rows of D elements, 8 elements a thread, and zeros for the rest of the
 // tile. The caller commits, and waits.
 template <class T, int D> __device__ static void start_copy(T *tile, const T *hbm, int rows) {
@@ -37,9 +36,7 @@ template <class T, int D> __device__ static void start_copy(T *tile, const T *hb
         cp_async_16(tile + swizzled<D>(r, c), hbm + (size_t)r * D + c, r < rows);
     }
 }
-//< start-copy
 
-//> scores
 // S[16 x 64] = Q K^T for a warp's 16 queries, the rows of Q_smem from `first`.
 template <class T, int D>
 __device__ static void multiply_QK(float (&S)[Bc / 8][4], const T *Q_smem, const T *K_smem,
@@ -57,9 +54,7 @@ __device__ static void multiply_QK(float (&S)[Bc / 8][4], const T *Q_smem, const
         }
     }
 }
-//< scores
 
-//> weighted-sum
 // O[16 x D] += P V. P arrives as it left the softmax: the results of two neighbouring products are
 // the left operand of this one.
 template <class T, int D>
@@ -78,9 +73,7 @@ __device__ static void multiply_PV(float (&O)[D / 8][4], const float (&P)[Bc / 8
         }
     }
 }
-//< weighted-sum
 
-//> mask
 // -infinity where the row sees no key. i, j: the first query of the warp, the first key.
 __device__ static void mask(float (&S)[Bc / 8][4], const shape &s, int i, int j) {
     int lane = threadIdx.x % Lanes, g = lane / 4, t = lane % 4;
@@ -94,9 +87,7 @@ __device__ static void mask(float (&S)[Bc / 8][4], const shape &s, int i, int j)
 __device__ static bool has_hidden(const shape &s, int i, int j) {
     return !visible(s, i, j + Bc - 1);
 }
-//< mask
 
-//> softmax
 // What a lane knows of its two rows, g and g + 8. S is not scaled here, nor is m: all exponents are
 // powers of two, of c times the difference, where c = scale log2(e).
 struct rows {
@@ -138,9 +129,7 @@ __device__ static void online_softmax(float (&S)[Bc / 8][4], float (&O)[D / 8][4
             }
     }
 }
-//< softmax
 
-//> store
 // O / l and LSE of a warp's rows; `rows_left` of them exist.
 template <class T, int D>
 __device__ static void store(T *O_hbm, float *LSE_hbm, const float (&O)[D / 8][4], const rows &r,
@@ -157,9 +146,7 @@ __device__ static void store(T *O_hbm, float *LSE_hbm, const float (&O)[D / 8][4
         if (t == 0 && row < rows_left) LSE_hbm[row] = scale * r.m[half] + logf(l);
     }
 }
-//< store
 
-//> kernel
 template <int D> constexpr int smem_elements = Br *D + 2 * 2 * Bc *D; // Q, two of K, two of V
 
 // grid: B * H * ceil(Nq / 64) tiles of queries
@@ -201,7 +188,6 @@ __global__ void __launch_bounds__(Threads) lean_softmax(const T *Q_hbm, // [B, H
     row += 16 * warp;
     store<T, D>(O_hbm + row * D, LSE_hbm + row, O, r, s.Nq - i0 - 16 * warp, s.scale);
 }
-//< kernel
 
 // ---- the host's side: what the harness asks of a rung ------------------------------------------
 

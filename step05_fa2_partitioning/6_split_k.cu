@@ -21,7 +21,6 @@ constexpr int Blocks = Br / 16; // of 16 rows
 constexpr int Warps = Bc / 16, Threads = Warps * Lanes;
 constexpr float Log2e = 1.44269504f;
 
-//> start-copy
 // Starts copying `rows` rows of D elements, 8 elements a thread, and zeros for the rest of the
 // tile. The caller commits, and waits.
 template <class T, int D> __device__ static void start_copy(T *tile, const T *hbm, int rows) {
@@ -30,7 +29,6 @@ template <class T, int D> __device__ static void start_copy(T *tile, const T *hb
         cp_async_16(tile + swizzled<D>(r, c), hbm + (size_t)r * D + c, r < rows);
     }
 }
-//< start-copy
 
 // S[64 x 16] = Q K^T for all queries and the warp's 16 keys, from `first`.
 template <class T, int D>
@@ -69,7 +67,6 @@ __device__ static void multiply_PV(float (&O)[Blocks][D / 8][4], const float (&P
     }
 }
 
-//> mask
 // -infinity where the row sees no key. i, j: the first query of the warp, the first key.
 __device__ static void mask(float (&S)[2][4], const shape &s, int i, int j) {
     int lane = threadIdx.x % Lanes, g = lane / 4, t = lane % 4;
@@ -81,9 +78,7 @@ __device__ static void mask(float (&S)[2][4], const shape &s, int i, int j) {
 // Is some element of the tile hidden? The first of its queries sees the least, the last key is seen
 // least.
 __device__ static bool has_hidden(const shape &s, int i, int j) { return !visible(s, i, j + 15); }
-//< mask
 
-//> softmax
 // What a lane knows of its two rows, g and g + 8. S is not scaled here, nor is m: all exponents are
 // powers of two, of c times the difference, where c = scale log2(e).
 struct rows {
@@ -124,7 +119,6 @@ __device__ static void online_softmax(float (&S)[2][4], float (&O)[D / 8][4], ro
             }
     }
 }
-//< softmax
 
 // What the warps have of each row becomes one: all are brought to the largest m, and added up, one
 // warp after the other, in shared memory.
@@ -192,7 +186,6 @@ __device__ static void store(T *O_hbm, float *LSE_hbm, const merged<D> &all, int
     }
 }
 
-//> kernel
 template <int D> constexpr int smem_elements = Br *D + 2 * 2 * Bc *D; // Q, two of K, two of V
 
 // grid: B * H * ceil(Nq / 64) tiles of queries
@@ -240,7 +233,6 @@ __global__ void __launch_bounds__(Threads) split_keys(const T *Q_hbm, // [B, H, 
     merge<D>(all, O, r, s.scale * Log2e);
     store<T, D>(O_hbm + row * D, LSE_hbm + row, all, s.Nq - i0, s.scale);
 }
-//< kernel
 
 // ---- the host's side: what the harness asks of a rung ------------------------------------------
 

@@ -25,7 +25,6 @@ constexpr int Blocks = 2; // of 16 rows, for each warp
 constexpr int Warps = Br / 16 / Blocks, Threads = Warps * Lanes;
 constexpr float Log2e = 1.44269504f;
 
-//> start-copy
 // Starts copying `rows` rows of D elements, 8 elements a thread, and zeros for the rest of the
 // tile. The caller commits, and waits.
 template <class T, int Rows, int D>
@@ -35,9 +34,7 @@ __device__ static void start_copy(T *tile, const T *hbm, int rows) {
         cp_async_16(tile + swizzled<D>(r, c), hbm + (size_t)r * D + c, r < rows);
     }
 }
-//< start-copy
 
-//> scores
 // S[32 x 64] = Q K^T for a warp's queries, the rows of Q_smem from `first`.
 template <class T, int D>
 __device__ static void multiply_QK(float (&S)[Blocks][Bc / 8][4], const T *Q_smem, const T *K_smem,
@@ -62,9 +59,7 @@ __device__ static void multiply_QK(float (&S)[Blocks][Bc / 8][4], const T *Q_sme
         }
     }
 }
-//< scores
 
-//> weighted-sum
 // Rows of P as they left the softmax: the results of two neighbouring products are a left operand.
 template <class T>
 __device__ static fragment weights_operand(const float (&left)[4], const float (&right)[4]) {
@@ -92,9 +87,7 @@ __device__ static void multiply_PV(float (&O)[Blocks][D / 8][4],
         }
     }
 }
-//< weighted-sum
 
-//> mask
 // -infinity where the row sees no key. i, j: the first query of the warp, the first key.
 __device__ static void mask(float (&S)[Bc / 8][4], const shape &s, int i, int j) {
     int lane = threadIdx.x % Lanes, g = lane / 4, t = lane % 4;
@@ -108,9 +101,7 @@ __device__ static void mask(float (&S)[Bc / 8][4], const shape &s, int i, int j)
 __device__ static bool has_hidden(const shape &s, int i, int j) {
     return !visible(s, i, j + Bc - 1);
 }
-//< mask
 
-//> softmax
 // What a lane knows of its two rows, g and g + 8. S is not scaled here, nor is m: all exponents are
 // powers of two, of c times the difference, where c = scale log2(e).
 struct rows {
@@ -152,9 +143,7 @@ __device__ static void online_softmax(float (&S)[Bc / 8][4], float (&O)[D / 8][4
             }
     }
 }
-//< softmax
 
-//> store
 // O / l and LSE of a warp's rows; `rows_left` of them exist.
 template <class T, int D>
 __device__ static void store(T *O_hbm, float *LSE_hbm, const float (&O)[D / 8][4], const rows &r,
@@ -171,9 +160,7 @@ __device__ static void store(T *O_hbm, float *LSE_hbm, const float (&O)[D / 8][4
         if (t == 0 && row < rows_left) LSE_hbm[row] = scale * r.m[half] + logf(l);
     }
 }
-//< store
 
-//> kernel
 template <int D> constexpr int smem_elements = Br *D + 2 * 2 * Bc *D; // Q, two of K, two of V
 
 // grid: B * H * ceil(Nq / 128) tiles of queries
@@ -225,7 +212,6 @@ __global__ void __launch_bounds__(Threads) split_queries(const T *Q_hbm, // [B, 
                     s.scale);
     }
 }
-//< kernel
 
 // ---- the host's side: what the harness asks of a rung ------------------------------------------
 

@@ -30,7 +30,6 @@ using namespace step05;
 constexpr float Log2e = 1.44269504f;
 constexpr float Most = 8; // weights are at most 2^Most
 
-//> tiling
 // D: d padded. A warp has Blocks blocks of 16 queries; O of 32 x 256 would not fit into registers.
 template <int D> struct tiling {
     static constexpr int Blocks = D == 256 ? 1 : 2;
@@ -40,9 +39,7 @@ template <int D> struct tiling {
     static constexpr int Elements = (Br + 2 * Bc) * D; // of Q, K and V in shared memory
     static constexpr int RowsAtOnce = Threads / (D / Chunk);
 };
-//< tiling
 
-//> start-copy
 // Starts copying `rows` rows of d elements; zeros for the rest of the Rows x D. A thread has the
 // same chunk of every row that it copies.
 template <class T, int Rows, int D>
@@ -53,9 +50,7 @@ __device__ static void start_copy(T *tile, const T *hbm, int rows, int d) {
     for (int r = r0; r < Rows + r0; r += Step)
         cp_async_16(tile + swizzled<D>(r, c), hbm + (size_t)r * d + c, r < rows && c < d);
 }
-//< start-copy
 
-//> fragments
 // Where a lane's fragment at (r, c) of a tile lies, for r a multiple of 16 and c of 16, when `at`
 // is where its fragment at (0, 0) lies. Rows that are 16 apart are swizzled alike; columns flip
 // bits.
@@ -63,9 +58,7 @@ template <class T, int D> __device__ static const T *moved(const T *at, int r, i
     uintptr_t address = (uintptr_t)at ^ (c % 64 * sizeof(T));
     return (const T *)address + r * D + c / 64 * 64;
 }
-//< fragments
 
-//> softmax
 struct rows {
     float m[2] = {-INFINITY, -INFINITY}; // what the exponents of l and O are measured from
     float l[2] = {0, 0};                 // of the lane's own elements
@@ -114,9 +107,7 @@ __device__ static fragment weights(const float (&left)[4], const float (&right)[
     return {{pack<T>(P[0][0], P[0][1]), pack<T>(P[0][2], P[0][3]), pack<T>(P[1][0], P[1][1]),
              pack<T>(P[1][2], P[1][3])}};
 }
-//< softmax
 
-//> mask
 template <int Columns>
 __device__ static void mask(float (&S)[Columns / 8][4], const shape &s, int i, int j) {
     int lane = threadIdx.x % Lanes, g = lane / 4, t = lane % 4;
@@ -131,9 +122,7 @@ __device__ static void mask(float (&S)[Columns / 8][4], const shape &s, int i, i
         }
     }
 }
-//< mask
 
-//> kernel
 // grid: B * H * ceil(Nq / Br) tiles of queries
 template <class T, int D>
 __global__ void __launch_bounds__(tiling<D>::Threads, D == 256 ? 1 : 2)
@@ -245,7 +234,6 @@ __global__ void __launch_bounds__(tiling<D>::Threads, D == 256 ? 1 : 2)
             *(uint4 *)&O_hbm[(row + first + at) * s.d + column] =
                 *(const uint4 *)&O_smem[swizzled<D>(at, column)];
 }
-//< kernel
 
 // ---- the host's side: what the harness asks of a rung ------------------------------------------
 
@@ -278,7 +266,6 @@ static bool supports(const attn_problem *p, char *why, size_t why_size) {
     return fits(p, bytes, why, why_size);
 }
 
-//> model
 // Rows of d elements of 2 bytes are whole sectors only if d is a multiple of 16. So: the sectors of
 // `rows` rows from row `first` of a tensor, asked for in requests of a warp, `at_once` rows each.
 static uint64_t tile_sectors(uint64_t first, uint64_t rows, uint64_t d, uint64_t at_once) {
@@ -301,7 +288,6 @@ template <int D> static attn_traffic model_of(const attn_problem *p) {
         }
     return {.load = load * SECTOR, .store = store * SECTOR};
 }
-//< model
 
 static attn_traffic model(const attn_problem *p, unsigned) {
     int D = padded(p->head_dim);
