@@ -76,7 +76,7 @@ TEST_C   := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/test_*.c))
 TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(filter-out tests/count_instructions.cu,$(wildcard tests/*.cu)))
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
 
-.PHONY: all sim gpu run train diff test test-sim test-gpu need-gpu test-full test-more test-shapes test-sanitized test-clang \
+.PHONY: all sim gpu run train diff test test-sim test-gpu need-gpu need-sim test-full test-more test-shapes test-sanitized test-clang \
         mutants fill book sram wavefronts curves plots deps help list clean bench-sim gallery format numpy-cases
 .DELETE_ON_ERROR:
 all: sim gpu                ## build everything that this machine can build
@@ -217,12 +217,18 @@ ifeq ($(DEVICE)$(NVCC),gpu)
 $(error DEVICE=gpu needs nvcc, which is not here; DEVICE=sim needs only a C compiler)
 endif
 PROGRAM  := $(BUILD)/$(DEVICE)/$(if $(STEP),step$(STEP),ladder)
-SAMPLE   := --data normal --load tests/minilm
+# Without ARGS: what the step's Makefile says, or a random input and a real one.
+SAMPLE   := $(or $(if $(STEP),$(shell sed -n 's/^SAMPLE := //p' $(call step_dir,$(STEP))/Makefile)),--data normal --load tests/minilm)
 
-run: $(PROGRAM)             ## the ladder, or STEP=00 alone; DEVICE=sim|gpu, ARGS="--causal -n 1000"
+run: need-$(DEVICE) $(PROGRAM)    ## the ladder, or STEP=00 alone; DEVICE=sim|gpu, ARGS="--causal -n 1000"
 	@$(PROGRAM) $(if $(ARGS),$(ARGS),$(SAMPLE))
 
-train: $(BUILD)/$(DEVICE)/train    ## one attention layer learns a toy task; DEVICE=sim|gpu, ARGS="--kernel recompute"
+# Before anything is compiled for a card that is not there.
+need-sim:
+need-gpu:
+	@$(if $(HAS_GPU),,echo "There is no GPU here: leave DEVICE=gpu away, and the simulator runs it." >&2; exit 3)
+
+train: need-$(DEVICE) $(BUILD)/$(DEVICE)/train    ## one attention layer learns a toy task; DEVICE=sim|gpu, ARGS="--kernel recompute"
 	@$< $(ARGS)
 
 list: $(BUILD)/sim/ladder   ## the kernels that there are
@@ -242,6 +248,7 @@ diff:                       ## what changes from the step before to STEP=03, or 
 	$(if $(BEFORE),,$(error STEP=$(STEP): nothing comes before its first rung; try STEP=01))
 	@echo "From $(BEFORE) to $(THIS):"
 	@diff -u --color=$(if $(NO_COLOR),never,auto) --label $(BEFORE) --label $(THIS) $(BEFORE) $(THIS) || [ $$? = 1 ]
+	@$(if $(filter 1,$(RUNG)),$(foreach h,$(wildcard $(dir $(THIS))*.h),echo "New beside it: $(h), $$(wc -l <$(h)) lines";))
 
 test: test-$(TEST_ON)       ## all tests, on the simulator; DEVICE=gpu: the kernels, on the GPU (needs `make deps` once)
 
@@ -256,11 +263,8 @@ test-sim: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants 
 	$(PYTHON) tests/crosscheck.py $(BUILD)/sim/ladder $(BUILD)
 	BUILD=$(BUILD) NUMPY_CASES=$(BUILD)/numpy_cases $(BUILD)/sim/run_tests
 
-test-gpu: need-gpu
+test-gpu: need-gpu $(if $(HAS_GPU),$(BUILD)/gpu/run_tests)
 	$(BUILD)/gpu/run_tests
-
-need-gpu: $(if $(NVCC),$(BUILD)/gpu/run_tests)
-	@$(if $(HAS_GPU),,echo "No GPU here that the tests could run on: leave DEVICE=gpu away."; exit 1)
 
 test-full: test             ## test, then more shapes (every three of their properties), sanitizers, clang, mutants
 	@$(MAKE) test-more
@@ -272,7 +276,7 @@ test-more:
 	@set -e; for part in $(MORE_$(TEST_ON)); do echo "$$(date +%T) make $$part"; $(MAKE) $$part; done
 
 # Every kernel on cases in which every three properties of shape, input and machine meet; `test` has every two.
-test-shapes: $(if $(filter gpu,$(TEST_ON)),need-gpu,$(BUILD)/sim/run_tests)
+test-shapes: need-$(TEST_ON) $(if $(filter sim,$(TEST_ON))$(HAS_GPU),$(BUILD)/$(TEST_ON)/run_tests)
 	FULL=1 $(BUILD)/$(TEST_ON)/run_tests --filter 'kernels/*'
 
 # All tests again, looking for overflows, use after free, leaks and undefined arithmetic in the C files.
@@ -294,6 +298,7 @@ curves: $(BUILD)/sim/train  ## train again: notes/results/sim_training.csv
 	$< --csv >notes/results/sim_training.csv
 
 book:                       ## the chapters as one page, build/book/book.html
+	@$(PYTHON) -c "import matplotlib" 2>/dev/null || { echo "make book needs Matplotlib; make deps installs it" >&2; exit 3; }
 	$(PYTHON) notes/book.py $(BUILD)/book
 
 # Bytes asked for, by the shared memory that a block may use: among the sizes are those of real cards (48 KB

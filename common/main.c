@@ -128,7 +128,7 @@ struct session {
     const struct options *options;
     struct machine machine;
     struct reporter reporter;
-    int ran, wrong;
+    int ran, wrong, refused; // refused: named, and does not take this shape
     char why[700];
 };
 
@@ -137,7 +137,8 @@ static int take_result(struct session *s, const struct result *r) {
     if (r->outcome == REFUSED) return complain(EXIT_USAGE, r->why);
     if (r->outcome == NOT_SUPPORTED && s->options->kernel) {
         snprintf(s->why, sizeof s->why, "--kernel %s: %.600s", r->kernel->name, r->why);
-        return complain(EXIT_USAGE, s->why);
+        if (s->reporter.detail) return complain(EXIT_USAGE, s->why); // it is the only one
+        s->refused++;
     }
     report_result(&s->reporter, r);
     if (s->reporter.csv && s->reporter.profile && r->why[0]) { // a profile has no column for it
@@ -201,8 +202,10 @@ static int run_all(struct session *s) {
     for (int i = 0; i < o->loads && status == EXIT_RIGHT; i++)
         status = run_input(s, &(struct source){o->load[i], o->data, o->seed});
     if (status != EXIT_RIGHT) return status;
+    if (s->wrong) return EXIT_WRONG;
+    if (s->refused) return complain(EXIT_USAGE, s->why); // the others have run
     if (!s->ran) return complain(EXIT_CANNOT, "no kernel could run; the rows above say why");
-    return s->wrong ? EXIT_WRONG : EXIT_RIGHT;
+    return EXIT_RIGHT;
 }
 
 // ---- main ---------------------------------------------------------------------------------------
