@@ -214,7 +214,7 @@ static void forward(const attn_problem *p, const attn_tensors *t) {
 
 static bool supports(const attn_problem *p, char *why, size_t why_size) {
     int floats = p->head_dim == 64 ? smem_floats<64> : smem_floats<128>;
-    return takes_64_and_128(p, why, why_size) && fits(p, floats * sizeof(float), why, why_size);
+    return takes_64_and_128<0>(p, why, why_size) && fits(p, floats * sizeof(float), why, why_size);
 }
 
 static attn_traffic model(const attn_problem *p, unsigned) {

@@ -215,7 +215,7 @@ static const attn_kernel kernel = {
     .dtypes = 1u << ATTN_BF16 | 1u << ATTN_FP16,
     .passes = ATTN_FORWARD,
     .least_sm = 80,
-    .supports = takes_64_and_128,
+    .supports = takes_64_and_128<Br + 4 * Bc>,
     .forward = forward,
     .model = model,
 };
