@@ -32,12 +32,12 @@ struct attn_problem {
     int seqlen_q, seqlen_k;     // Nq, Nk: any length >= 1
     int head_dim;               // d: a multiple of 8, 8 .. 256
     bool causal;
-    float scale;           // finite and > 0; 1/sqrt(d) unless --scale says otherwise
-    enum attn_dtype dtype; // of Q, K, V, O (FP8: 16-bit inputs, quantised by a pre-pass)
-    enum fp8_scale fp8_scale;
-    bool rotate;
-    size_t smem;      // bytes of shared memory one block may use (--sram)
-    int sm, sm_count; // the machine: compute capability (90 = 9.0), multiprocessors
+    float scale;              // finite and > 0; 1/sqrt(d) unless --scale says otherwise
+    enum attn_dtype dtype;    // of Q, K, V, O (FP8: 16-bit inputs, quantised by a pre-pass)
+    enum fp8_scale fp8_scale; // FP8: one scale for each of these
+    bool rotate;              // FP8: rotate Q and K before they are quantised
+    size_t smem;              // bytes of shared memory one block may use (--sram)
+    int sm, sm_count;         // the machine: compute capability (90 = 9.0), multiprocessors
 };
 
 enum { ATTN_MAX_BUFFERS = 8 };
@@ -82,9 +82,9 @@ struct attn_kernel {
     int least_sm, exact_sm;       // runs on compute capability >= least_sm; exact_sm: only there
     bool variant;                 // another form of a rung: runs only when --kernel names it
     // False, with a reason in `why`, for a shape this rung does not take.
-    bool (*supports)(const struct attn_problem *, char *why, size_t why_size);
+    bool (*supports)(const struct attn_problem *, unsigned pass, char *why, size_t why_size);
     // One line about how it cuts this problem up ("Br 64, Bc 64 ..."). May be NULL: nothing to say.
-    void (*describe)(const struct attn_problem *, char *text, size_t size);
+    void (*describe)(const struct attn_problem *, unsigned pass, char *text, size_t size);
     // Fills in the workspace it needs and returns how many buffers that is. May be NULL: none.
     int (*buffers)(const struct attn_problem *, struct attn_buffer out[ATTN_MAX_BUFFERS]);
     void (*forward)(const struct attn_problem *, const struct attn_tensors *);
@@ -98,7 +98,7 @@ struct attn_kernel {
 // Called before main() by ATTN_REGISTER; always returns true.
 bool attn_register(const struct attn_kernel *kernel);
 int attn_kernel_count(void);
-const struct attn_kernel *attn_kernel_at(int index); // ordered by step, then rung
+const struct attn_kernel *attn_kernel_at(int index); // by step, then rung; variants after it
 
 // Put once at the end of a rung's .cu file: the initialiser of a C++ global runs before main().
 #define ATTN_REGISTER(kernel) [[maybe_unused]] static const bool registered = attn_register(&kernel)

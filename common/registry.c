@@ -1,6 +1,6 @@
 // registry.c - the list of kernels that are linked into this program.
 //
-// A rung's .cu file ends with ATTN_REGISTER, which calls attn_register before main(). Nobody says
+// A rung's .cu file calls attn_register before main(), most by ATTN_REGISTER. Nobody says
 // in which order the linker's files do that, so the table is kept sorted while it fills.
 #include "attn.h"
 
@@ -14,9 +14,10 @@ enum { MAX_KERNELS = 64 };
 static const struct attn_kernel *table[MAX_KERNELS];
 static int count;
 
+// By step, then rung; a rung's variants come after it.
 static int compare(const struct attn_kernel *a, const struct attn_kernel *b) {
-    int by_step = strcmp(a->step, b->step);
-    return by_step ? by_step : a->rung - b->rung;
+    int by_step = strcmp(a->step, b->step), by_rung = a->rung - b->rung;
+    return by_step ? by_step : by_rung ? by_rung : (int)a->variant - (int)b->variant;
 }
 
 // A mistake in a step's source, which no caller can handle: there is no main() to return to yet.

@@ -315,7 +315,7 @@ static bool can_run(const struct attn_kernel *k, const struct attn_problem *p, s
                  attn_dtype_name(p->dtype));
         return false;
     }
-    if (k->supports && !k->supports(p, r->why, sizeof r->why)) return false;
+    if (k->supports && !k->supports(p, r->pass, r->why, sizeof r->why)) return false;
     r->outcome = NOT_POSSIBLE;
     int sm = k->exact_sm ? k->exact_sm : k->least_sm;
     if (p->sm >= k->least_sm && (!k->exact_sm || p->sm == k->exact_sm)) return true;
@@ -357,7 +357,7 @@ static void start_result(const struct run *run, unsigned pass, struct result *r)
     if (!can_run(run->kernel, p, r)) return;
     r->outcome = RAN_RIGHT; // so far
     r->model = run->kernel->model(p, pass);
-    if (run->kernel->describe) run->kernel->describe(p, r->tiles, sizeof r->tiles);
+    if (run->kernel->describe) run->kernel->describe(p, pass, r->tiles, sizeof r->tiles);
     for (int i = 0; i < run->buffers; i++)
         if (run->buffer[i].passes & pass) r->workspace += run->buffer[i].bytes;
 }

@@ -1,5 +1,5 @@
 // shape.h - what a block needs, besides blockIdx, to find its head in the tensors and to mask its
-// scores. Kernels that see plain pointers take it by value as their last argument.
+// scores. Kernels take it by value, beside plain pointers.
 #ifndef SHAPE_H
 #define SHAPE_H
 

@@ -175,7 +175,7 @@ static int buffers(const attn_problem *p, attn_buffer out[ATTN_MAX_BUFFERS]) {
     return BUFFERS;
 }
 
-static bool supports(const attn_problem *p, char *why, size_t why_size) {
+static bool supports(const attn_problem *p, unsigned, char *why, size_t why_size) {
     const int most = 65535 * Lanes; // gridDim.y of scores
     if (p->seqlen_k <= most) return true;
     snprintf(why, why_size, "Nk = %d is above %d, the most that gridDim.y can cover", p->seqlen_k,

@@ -124,7 +124,8 @@ static int buffers(const attn_problem *p, attn_buffer out[ATTN_MAX_BUFFERS]) {
     return BUFFERS;
 }
 
-template <int Tile> static bool supports(const attn_problem *p, char *why, size_t why_size) {
+template <int Tile>
+static bool supports(const attn_problem *p, unsigned, char *why, size_t why_size) {
     const int most = 65535 * Tile; // gridDim.y of scores
     if (!fits(p, Tile * (2 * Tile + 1) * sizeof(float), why, why_size)) return false;
     if (p->seqlen_k <= most) return true;

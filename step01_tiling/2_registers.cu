@@ -181,7 +181,7 @@ static int buffers(const attn_problem *p, attn_buffer out[ATTN_MAX_BUFFERS]) {
     return BUFFERS;
 }
 
-static bool supports(const attn_problem *p, char *why, size_t why_size) {
+static bool supports(const attn_problem *p, unsigned, char *why, size_t why_size) {
     const int most = 65535 * Tile; // gridDim.y of scores
     if (!fits(p, 2 * Tile * Padded * sizeof(float), why, why_size)) return false;
     if (p->seqlen_k <= most) return true;

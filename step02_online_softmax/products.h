@@ -173,7 +173,7 @@ __global__ void weighted_sum(const float *P_hbm, // [B, H, Nq, pitch]
 inline int padded(int d) { return d <= 64 ? 64 : d <= 128 ? 128 : 256; }
 
 // `Factors`: floats that the kernel which makes O has besides its tiles.
-template <int Factors> bool supports(const attn_problem *p, char *why, size_t why_size) {
+template <int Factors> bool supports(const attn_problem *p, unsigned, char *why, size_t why_size) {
     const int most = 65535 * Tile; // gridDim.y of scores
     size_t scores = 2 * Tile * Padded, O = Tile * Padded + Slice * padded(p->head_dim) + Factors;
     if (!fits(p, (scores > O ? scores : O) * sizeof(float), why, why_size)) return false;

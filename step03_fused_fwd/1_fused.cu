@@ -85,7 +85,7 @@ __global__ void fused(const float *Q_hbm, // [B, H, Nq, d]
 
 // ---- the host's side: what the harness asks of a rung ------------------------------------------
 
-static void describe(const attn_problem *p, char *text, size_t size) {
+static void describe(const attn_problem *p, unsigned, char *text, size_t size) {
     step03::describe(p, choose_tiles(p, true), text, size);
 }
 

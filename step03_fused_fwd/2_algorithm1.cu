@@ -109,7 +109,7 @@ static int buffers(const attn_problem *p, attn_buffer out[ATTN_MAX_BUFFERS]) {
     return BUFFERS;
 }
 
-static void describe(const attn_problem *p, char *text, size_t size) {
+static void describe(const attn_problem *p, unsigned, char *text, size_t size) {
     step03::describe(p, choose_tiles(p, false), text, size);
 }
 

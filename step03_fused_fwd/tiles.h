@@ -245,7 +245,7 @@ __device__ inline void store_rows(float *O_hbm, const tiles &t, int rows, int d)
 
 // ---- the host's side ---------------------------------------------------------------------------
 
-inline bool tiles_fit(const attn_problem *p, char *why, size_t why_size) {
+inline bool tiles_fit(const attn_problem *p, unsigned, char *why, size_t why_size) {
     return fits(p, bytes_on_chip({8, 8}, p->head_dim), why, why_size);
 }
 

@@ -277,13 +277,15 @@ static tile_sizes choose_tiles(const attn_problem *p) {
     return best;
 }
 
-static bool supports(const attn_problem *p, char *why, size_t why_size) {
+static bool supports(const attn_problem *p, unsigned pass, char *why, size_t why_size) {
+    if (pass == ATTN_FORWARD) return step03::fused.supports(p, pass, why, why_size);
     return fits(p, bytes_of_tiles({8, 8}, p->head_dim), why, why_size);
 }
 
-static void describe(const attn_problem *p, char *text, size_t size) {
+static void describe(const attn_problem *p, unsigned pass, char *text, size_t size) {
+    if (pass == ATTN_FORWARD) return step03::fused.describe(p, pass, text, size);
     tile_sizes t = choose_tiles(p);
-    snprintf(text, size, "backward: Br %d, Bc %d take %zu of %zu bytes", t.Br, t.Bc,
+    snprintf(text, size, "Br %d, Bc %d take %zu of %zu bytes", t.Br, t.Bc,
              bytes_of_tiles(t, p->head_dim), p->smem);
 }
 

@@ -66,7 +66,7 @@ struct tiles {
 static struct tiles told(const struct attn_kernel *k, const struct attn_problem *p) {
     struct tiles t = {0};
     char text[300];
-    k->describe(p, text, sizeof text);
+    k->describe(p, ATTN_FORWARD, text, sizeof text);
     cr_assert_eq(sscanf(text, "Br %d, Bc %d take %zu of", &t.Br, &t.Bc, &t.bytes), 3, "%s", text);
     return t;
 }
@@ -123,9 +123,11 @@ Test(step03, one_byte_below_the_least_is_refused_with_the_least_named) {
             size_t least = bytes(8, 8, dims[d]);
             struct attn_problem p = problem(100, 100, dims[d], least);
             char why[300] = "", number_text[24];
-            cr_expect(k->supports(&p, why, sizeof why), "%s, d %d: %s", k->name, dims[d], why);
+            cr_expect(k->supports(&p, ATTN_FORWARD, why, sizeof why), "%s, d %d: %s", k->name,
+                      dims[d], why);
             p.smem = least - 1;
-            cr_expect_not(k->supports(&p, why, sizeof why), "%s, d %d", k->name, dims[d]);
+            cr_expect_not(k->supports(&p, ATTN_FORWARD, why, sizeof why), "%s, d %d", k->name,
+                          dims[d]);
             snprintf(number_text, sizeof number_text, " %zu ", least);
             cr_expect(strstr(why, number_text), "%s: %s, without%s", k->name, why, number_text);
         }

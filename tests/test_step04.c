@@ -221,8 +221,8 @@ Test(step04, tiles_are_the_largest_that_fit) {
         struct attn_problem p = problem(1, 1, N, N, d, smem[n / 15]);
         size_t taken;
         char text[200];
-        recompute()->describe(&p, text, sizeof text);
-        cr_assert_eq(sscanf(text, "backward: Br %d, Bc %d take %zu of", &Br, &Bc, &taken), 3);
+        recompute()->describe(&p, ATTN_BACKWARD, text, sizeof text);
+        cr_assert_eq(sscanf(text, "Br %d, Bc %d take %zu of", &Br, &Bc, &taken), 3);
         cr_expect_eq(Br, min(min(Bc, d), round_up_8(N)), "%s", text);
         cr_expect_eq(taken, bytes(Br, Bc, d), "%s", text);
         cr_expect_leq(taken, p.smem);

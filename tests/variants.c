@@ -32,11 +32,13 @@ static int plain_buffers(const struct attn_problem *p, struct attn_buffer out[AT
     return count;
 }
 
-static void describe(const struct attn_problem *p, char *text, size_t size) {
+static void describe(const struct attn_problem *p, unsigned pass, char *text, size_t size) {
+    (void)pass;
     snprintf(text, size, "Br 8, \"Bc\" %d", p->seqlen_k);
 }
 
-static bool only_64(const struct attn_problem *p, char *why, size_t why_size) {
+static bool only_64(const struct attn_problem *p, unsigned pass, char *why, size_t why_size) {
+    (void)pass;
     if (p->head_dim == 64) return true;
     snprintf(why, why_size, "takes d = 64 alone");
     return false;
