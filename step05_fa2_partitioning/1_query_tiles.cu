@@ -212,9 +212,10 @@ static void forward(const attn_problem *p, const attn_tensors *t) {
     (p->head_dim == 64 ? launch<64> : launch<128>)(p, t);
 }
 
-static bool supports(const attn_problem *p, char *why, size_t why_size) {
+static bool supports(const attn_problem *p, unsigned, char *why, size_t why_size) {
     int floats = p->head_dim == 64 ? smem_floats<64> : smem_floats<128>;
-    return takes_64_and_128<0>(p, why, why_size) && fits(p, floats * sizeof(float), why, why_size);
+    return takes_64_and_128<0>(p, 0, why, why_size) &&
+           fits(p, floats * sizeof(float), why, why_size);
 }
 
 static attn_traffic model(const attn_problem *p, unsigned) {

@@ -253,7 +253,7 @@ static attn_traffic model(const attn_problem *p, unsigned) {
     return forward_traffic(p, Br, Bc, 16, 8);
 }
 
-static bool supports(const attn_problem *p, char *why, size_t why_size) {
+static bool supports(const attn_problem *p, unsigned, char *why, size_t why_size) {
     if (p->head_dim == 64) return fits(p, smem_elements<64> * 2, why, why_size);
     snprintf(why, why_size, "d = %d: this variant takes 64, for want of registers", p->head_dim);
     return false;

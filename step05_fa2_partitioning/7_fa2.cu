@@ -258,7 +258,7 @@ static void forward(const attn_problem *p, const attn_tensors *t) {
 
 template <int D> static int bytes_of_tiles() { return tiling<D>::Elements * 2; }
 
-static bool supports(const attn_problem *p, char *why, size_t why_size) {
+static bool supports(const attn_problem *p, unsigned, char *why, size_t why_size) {
     int D = padded(p->head_dim);
     int bytes = D == 64    ? bytes_of_tiles<64>()
                 : D == 128 ? bytes_of_tiles<128>()

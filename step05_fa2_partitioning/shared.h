@@ -39,7 +39,8 @@ __host__ __device__ inline int keys_seen(const shape &s, int end) {
 
 // The rungs on the way take the two head dimensions that are common, the last one takes all. Rows:
 // of 16-bit elements that a block has in shared memory.
-template <int Rows> bool takes_64_and_128(const attn_problem *p, char *why, size_t why_size) {
+template <int Rows>
+bool takes_64_and_128(const attn_problem *p, unsigned, char *why, size_t why_size) {
     if (p->head_dim == 64 || p->head_dim == 128)
         return fits(p, (size_t)Rows * p->head_dim * 2, why, why_size);
     snprintf(why, why_size, "d = %d: this rung takes 64 and 128; --kernel fa2 takes all",
