@@ -36,6 +36,9 @@ format. One part of a cell such as "scores:549753.66;softmax:6903.49" is a colum
 
 Mathematics is TeX, as GitHub shows it: $...$ in a sentence, $$...$$ displayed. Matplotlib draws it,
 which knows a part of TeX (see markdown.py).
+
+A chapter says below its title, for those who find it with its {{...}}, where to read it filled in.
+There the paragraph (UNFILLED) is left out.
 """
 import functools
 import glob
@@ -123,8 +126,8 @@ def check_unused(quoted):
 
 QUOTE = r"\{\{(?P<quote>[^{}]+)\}\}"
 TOKEN = re.compile(rf"{CODE}|{MATH}|\\.|{QUOTE}|{TARGET}", re.S)
+UNFILLED = re.compile(r"^\*\(Numbers and code are filled in by [^\n]*\)\*\n\n", re.M)
 REGION = re.compile(r"(\n?)( *)\{\{([^{}#\s]+)#([^{}#\s]+)\}\}(\n?)")
-
 
 
 @functools.lru_cache(maxsize=None)
@@ -140,7 +143,7 @@ class Chapter:
         self.path, self.folder, self.chapters = path, folder, chapters
         self.name = os.path.splitext(os.path.basename(path))[0]
         self.quoted = set()    # (file, region)
-        self.text = self.expand(read(path))
+        self.text = self.expand(UNFILLED.sub("", read(path)))
 
     def complain(self, what):
         complain(self.path, what)

@@ -106,6 +106,9 @@ UNDERSCORE = r"(?<!\w)_(?=[^\s_])(?P<underscore>(?:`[^`]*`|[^_`])+?)(?<!\s)_(?!\
 INLINE = re.compile(rf"{CODE}|{MATH}|\\(?P<escaped>[^\w\s])|{LINK}|{STRONG}|{STAR}|{UNDERSCORE}|"
                     r"<(?P<url>https?://[^\s<>]+)>|(?P<tag></?(?:br|kbd|sub|sup)>|&\w+;)|"
                     r"<!--.*?-->", re.S)
+# What the end of a line must not part from a formula: marks around it, and the rest of its word.
+OPENS = re.compile(r"[(\[“\"]*\Z")
+CLOSES = re.compile(r"(-[A-Za-z]+)?[.,;:?)\]%”\"]*")
 IMAGE = re.compile(LINK.replace("!?", "!"))
 ITEM = re.compile(r" {0,3}([-*+]|\d+[.)]) +(?=\S)")
 SEPARATOR = re.compile(r" *\|?( *:?-+:? *\|)+( *:?-+:?)? *\|? *")
@@ -155,7 +158,8 @@ class Page:
         while lines and lines[0].strip() != fence:
             body.append(lines.pop(0).removeprefix(indent))
         del lines[:1]
-        return code_block("\n".join(body), kind.strip())
+        wide = "wide" if max(map(len, body), default=0) > 100 else ""    # what a program printed
+        return code_block("\n".join(body), kind.strip() or wide)
 
     def indented(self, lines):
         body = []
@@ -258,8 +262,13 @@ class Page:
     def inline(self, text):
         out, end = "", 0
         for found in INLINE.finditer(text):
-            out += html.escape(text[end:found.start()], quote=False) + self.span(found)
-            end = found.end()
+            before, span, end = text[end:found.start()], self.span(found), found.end()
+            if found.lastgroup == "math":
+                opens, closes = OPENS.search(before)[0], CLOSES.match(text, end)[0]
+                before, end = before.removesuffix(opens), end + len(closes)
+                if opens or closes:
+                    span = f'<span class="whole">{opens}{span}{closes}</span>'
+            out += html.escape(before, quote=False) + span
         return out + html.escape(text[end:], quote=False)
 
     def span(self, found):

@@ -37,13 +37,13 @@ __global__ void softmax(const float *S_hbm, // [B, H, Nq, pitch]
                         float *P_hbm,       // [B, H, Nq, pitch]
                         float *LSE_hbm,     // [B, H, Nq]
                         shape s) {
-    const int Turn = 4 * Lanes; // elements that the warp reads at once
     size_t row = blockIdx.x;
     const float *S_row = S_hbm + row * s.pitch;
     float *P_row = P_hbm + row * s.pitch;
     int lane = threadIdx.x;
 
     //> softmax
+    const int Turn = 4 * Lanes; // elements that the warp reads at once
     float m = -INFINITY;
     for (int j0 = 0; j0 < s.pitch; j0 += Turn)
         m = fmaxf(m, max_of(load_scores(S_row, j0 + 4 * lane, s.pitch)));

@@ -56,13 +56,13 @@ __global__ void softmax(const float *S_hbm, // [B, H, Nq, pitch]
                         float *P_hbm,       // [B, H, Nq, pitch]
                         float *LSE_hbm,     // [B, H, Nq]
                         shape s) {
-    const int Turn = 4 * Lanes; // elements that the warp reads at once
     size_t row = blockIdx.x;
     const float *S_row = S_hbm + row * s.pitch;
     float *P_row = P_hbm + row * s.pitch;
     int lane = threadIdx.x;
 
     //> first-pass
+    const int Turn = 4 * Lanes; // elements that the warp reads at once
     // First pass: each lane for its own elements, then all lanes' results into one.
     partial row_of_S = {-INFINITY, 0};
     for (int j0 = 0; j0 < s.pitch; j0 += Turn) {

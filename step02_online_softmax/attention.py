@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """The online softmax in NumPy: what is known of some keys, and how two such parts become one.
 
-    /usr/bin/python3 step02_online_softmax/attention.py      a row, score by score; any order; no maximum
+    /usr/bin/python3 step02_online_softmax/attention.py      a row, score by score; any order; no maximum; factors
 """
 import itertools
 from functools import reduce
@@ -82,6 +82,19 @@ def without_maximum():
               f"{spoilt[1]} with the maximum")
 
 
+def factors_of_one():
+    """How often, in a turn of 32 keys, none of so many rows meets a new maximum."""
+    random = np.random.default_rng(0)
+    for N in 512, 4096, 16384:
+        rows, turns = 2**23 // N, N // 32
+        S = random.standard_normal((rows, 64)) @ random.standard_normal((64, N))
+        m = S.reshape(rows, turns, 32).max(axis=2)
+        one = np.zeros((rows, turns), dtype=bool)    # the first turn's factor is 0
+        one[:, 1:] = m[:, 1:] <= np.maximum.accumulate(m, axis=1)[:, :-1]
+        shares = (one.reshape(-1, n, turns).all(axis=1).mean() for n in (1, 4, 16, 64))
+        print(f"  N = {N:5}:", *(f"{share:6.1%}" for share in shares))
+
+
 def main():
     print("a row, score by score:")
     one_row()
@@ -89,6 +102,8 @@ def main():
     any_order()
     print("fp32 without the maximum, 128 scores a row:")
     without_maximum()
+    print("turns of 32 keys in which all factors of 1, 4, 16, 64 rows are 1:")
+    factors_of_one()
 
 
 if __name__ == "__main__":

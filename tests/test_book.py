@@ -5,6 +5,7 @@
 A wrong book gives exactly the expected lines and exit status 1, and nothing is written.
 """
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,8 @@ device,kernel,n,bytes,us,rate,parts
 "NVIDIA H200",fast,2048,,,,
 """
 CHAPTER = """# One
+
+*(Numbers and code are filled in by `make book`: read build/book/book.html.)*
 
 {{step01/a.cu#outer}}
 
@@ -116,6 +119,7 @@ RICH = r"""# Two
 ## A `part` of it
 
 The formula $S_{ij} = q_i \cdot k_j$ costs \$5, not `$x$` or `{{this}}`. $i < n$.
+The $n$-th ("$a$"), or $b$ *c*.
 
 $$
 \begin{aligned}
@@ -130,6 +134,16 @@ $$
 
 ```c
 if (a < b && c > d) price = "$1 $2";    // {{not a quote}}
+```
+
+```
+$ so
+x   y
+```
+
+```
+$ so
+{{wide}}
 ```
 
 <details><summary>Why **that**?</summary>
@@ -154,7 +168,7 @@ Because of `<b>`.
 See [above](#a-part-of-it), [one](one.md), [its source](../step01/a.cu), <https://example.org/>.
 
 * {{tools}}
-""".replace("* {{tools}}", "{{tools/b.py#body}}")
+""".replace("* {{tools}}", "{{tools/b.py#body}}").replace("{{wide}}", "x" * 101)
 
 NUMBERS = [
     ("{{csv notes/x.csv kernel=slow : bytes | bytes}}", "2.56 GB"),
@@ -264,7 +278,9 @@ def test_page():
     check("no quote is left but those in code", page.count("{{"), 2)
     for label in (r"S_{ij} = q_i \cdot k_j", "i &lt; n", r"= \frac{d}{e}"):
         contains("mathematics", page, f'<svg class="math" role="img" aria-label="{label}" view')
-    check("formulas", page.count("<svg"), 6)
+    check("formulas", page.count("<svg"), 9)
+    whole = re.findall('<span class="whole">(.*?)<svg.*?</svg>(.*?)</span>', page)
+    check("formulas with what belongs to them", whole, [("", "."), ("", "-th"), ('("', '"),')])
     for part in (
             "</svg> costs $5, not <code>$x$</code> or <code>{{this}}</code>.",
             '<nav>\n<ol>\n<li><a href="#README">A small book</a></li>\n'
@@ -285,6 +301,8 @@ def test_page():
             'See <a href="#two-a-part-of-it">above</a>, <a href="#one">one</a>, '
             '<a href="../../step01/a.cu">its source</a>, '
             '<a href="https://example.org/">https://example.org/</a>.',
+            '<pre><code>$ so\nx   y\n</code></pre>',
+            f'<pre><code class="language-wide">$ so\n{"x" * 101}\n</code></pre>',
             '<pre><code class="language-python">return 1    <i># one</i>\n</code></pre>'):
         contains("the page", page, part)
     check("comments are dropped", "not to be seen" in page, False)
