@@ -48,8 +48,14 @@ SIM_clang  := -O1 -fno-vectorize -fno-slp-vectorize -mllvm -disable-vector-combi
 SIM_CXXFLAGS := -x c++ -std=c++20 -g -fsanitize=thread $(if $(IS_CLANG),$(SIM_clang),$(SIM_gcc)) \
               $(KERNEL_WARNINGS) -Icommon -I. -ffile-prefix-map=$(CURDIR)=.
 
-GENCODE  := $(if $(filter native,$(ARCH)),-arch=native,$(foreach a,$(ARCH),-gencode arch=compute_$(a),code=sm_$(a)))
-NVFLAGS  := -std=c++20 -O2 -lineinfo -Xcompiler "$(KERNEL_WARNINGS)" -Icommon -I. $(GENCODE)
+gencode   = $(foreach a,$(1),-gencode arch=compute_$(a),code=sm_$(a))
+GENCODE  := $(if $(filter native,$(ARCH)),-arch=native,$(call gencode,$(ARCH)))
+NVFLAGS  := -std=c++20 -O2 -lineinfo -Xcompiler "$(KERNEL_WARNINGS)" -Icommon -I.
+# Files with instructions that older cards lack (common/ptx.h) are compiled for those that have them,
+# and for sm_80 where ARCH names none: the program must link, and does not run such a kernel.
+CARD     := $(if $(HAS_GPU),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader | sed -n '1s/\.//p'))
+AMPERE   := $(call gencode,$(or $(filter-out 7%,$(patsubst native,$(CARD),$(ARCH))),80))
+HOPPER   := $(call gencode,90a)
 
 # ---- what is built from what -------------------------------------------------------------------
 
@@ -65,8 +71,9 @@ LIBRARY  := $(filter-out %/main.o,$(HARNESS))
 SIM      := $(patsubst common/%.c,$(BUILD)/%.o,$(wildcard common/sim/*.c))
 GPU      := $(patsubst common/%,$(BUILD)/%.o,$(wildcard common/gpu/*.cu common/gpu/*.cpp))
 PROGRAMS := ladder train $(foreach s,$(STEPS),step$(call number_of,$(s)))
+GPU_TESTS := $(BUILD)/gpu/tests/instructions.o $(BUILD)/gpu/tests/instructions_sm90.o
 TEST_C   := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/test_*.c))
-TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/*.cu))
+TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(filter-out tests/count_instructions.cu,$(wildcard tests/*.cu)))
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
 
 .PHONY: all sim gpu run train diff test test-sim test-programs test-gpu need-gpu need-sim test-full test-more test-shapes test-sanitized test-clang \
@@ -77,7 +84,7 @@ all: sim gpu                ## build everything that this machine can build
 sim: $(addprefix $(BUILD)/sim/,$(PROGRAMS))
 
 ifneq ($(NVCC),)
-gpu: $(addprefix $(BUILD)/gpu/,$(PROGRAMS))
+gpu: $(addprefix $(BUILD)/gpu/,$(PROGRAMS)) $(GPU_TESTS) $(BUILD)/gpu/tests/count_instructions.o
 else
 gpu:
 	@echo "No nvcc here: built for the simulator only."
@@ -109,18 +116,29 @@ $(BUILD)/tests/%.o: tests/%.c $(COMPILER)
 	@mkdir -p $(@D)
 	$(call say,CC)
 	$(Q)$(CC) $(CFLAGS) -MMD -MP -c $< -o $@
+# ptxas only remarks that it serialises matrix instructions, or ignores setmaxnreg (C7500 to C7599):
+# the kernel would be right and slow. Here that is an error.
+define COMPILE_CU
+	$(Q)$(NVCC) $(NVFLAGS) $(FOR) -MMD -MP -c $< -o $@ 2>$@.log; status=$$?; cat $@.log >&2; \
+	! grep -q '(C75[0-9][0-9])' $@.log && rm $@.log && exit $$status
+endef
 $(BUILD)/gpu/%.cu.o: common/gpu/%.cu
 	@mkdir -p $(@D)
 	$(call say,NVCC)
-	$(Q)$(NVCC) $(NVFLAGS) -MMD -MP -c $< -o $@
+	$(COMPILE_CU)
 $(BUILD)/gpu/%.cpp.o: common/gpu/%.cpp
 	@mkdir -p $(@D)
 	$(call say,NVCC)
-	$(Q)$(NVCC) $(NVFLAGS) -MMD -MP -c $< -o $@
+	$(COMPILE_CU)
 $(BUILD)/gpu/%.o: %.cu
 	@mkdir -p $(@D)
 	$(call say,NVCC)
-	$(Q)$(NVCC) $(NVFLAGS) -MMD -MP -c $< -o $@
+	$(COMPILE_CU)
+
+# What a file is compiled for.
+FOR = $(GENCODE)
+$(BUILD)/gpu/step05_% $(BUILD)/gpu/tests/instructions.o: FOR = $(AMPERE)
+$(BUILD)/gpu/step06_% $(BUILD)/gpu/tests/instructions_sm90.o $(BUILD)/gpu/tests/count_instructions.o: FOR = $(HOPPER)
 
 # ---- linking: a program is the harness, a machine and some kernels ---------------------------------
 
@@ -159,7 +177,7 @@ $(BUILD)/gpu/train: $(BUILD)/train.o $(LIBRARY) $(GPU) $(addprefix $(BUILD)/gpu/
 $(BUILD)/sim/variants: $(BUILD)/tests/variants.o $(HARNESS) $(SIM) $(addprefix $(BUILD)/sim/,$(call kernels,$(call step_dir,00)))
 	$(call say,LINK)
 	$(SIM_LINK)
-$(BUILD)/gpu/run_tests: $(BUILD)/tests/test_kernels.o $(LIBRARY) $(GPU) $(addprefix $(BUILD)/gpu/,$(call kernels,$(STEPS)))
+$(BUILD)/gpu/run_tests: $(BUILD)/tests/test_kernels.o $(BUILD)/tests/test_instructions.o $(BUILD)/tests/test_instructions_sm90.o $(GPU_TESTS) $(LIBRARY) $(GPU) $(addprefix $(BUILD)/gpu/,$(call kernels,$(STEPS)))
 	$(call say,LINK)
 	$(GPU_LINK) -lcriterion
 
@@ -177,6 +195,13 @@ $(BUILD)/mutants/%/run_tests: $(BUILD)/mutants/%/$(FILE:.cu=.o) $(FILE_TESTS) $(
         $(filter-out $(BUILD)/sim/$(FILE:.cu=.o),$(FILE_KERNELS))
 	$(SIM_LINK) -lcriterion
 endif
+# How the memory system counts each instruction: a program of its own, for either machine.
+$(BUILD)/sim/count_instructions: $(BUILD)/sim/tests/count_instructions.o $(LIBRARY) $(SIM)
+	$(call say,LINK)
+	$(SIM_LINK)
+$(BUILD)/gpu/count_instructions: $(BUILD)/gpu/tests/count_instructions.o $(LIBRARY) $(GPU)
+	$(call say,LINK)
+	$(GPU_LINK)
 $(BUILD)/sim/bench: $(BUILD)/tests/bench_sim.o $(TEST_CU) $(LIBRARY) $(SIM)
 	$(call say,LINK)
 	$(SIM_LINK)

@@ -24,8 +24,9 @@ struct machine {
 };
 
 struct machine_options {
-    bool fast;    // simulator: count bytes only, no sectors (no `asked`)
-    bool profile; // simulator: count for each source line, for machine_profile
+    bool fast;            // simulator: count bytes only, no sectors (no `asked`)
+    bool profile;         // simulator: count for each source line, for machine_profile
+    const char *timeline; // simulator: a file for who waits and what is under way; NULL: none
 };
 
 // Finds the machine. False, with one line in `why`, when there is none.
@@ -39,7 +40,7 @@ void machine_write(void *device, const void *host, size_t bytes);
 void machine_read(void *host, const void *device, size_t bytes);
 void machine_poison(void *device, size_t bytes); // every byte 0xff: NaN in each of our types
 
-enum { MACHINE_MAX_LAUNCHES = 64, MACHINE_MAX_BUFFERS = 24 };
+enum { MACHINE_MAX_LAUNCHES = 64, MACHINE_MAX_BUFFERS = 24, MACHINE_ERROR = 1200 };
 
 // What one buffer saw (simulator only). Sectors are per warp request, distinct ones per launch.
 struct machine_buffer {
@@ -52,8 +53,8 @@ struct machine_buffer {
 
 // What one pass did. A number that the machine cannot know is left out by its flag.
 struct measurement {
-    char error[640]; // empty, or one line: a failed launch, a detector's finding
-    char note[320];  // empty, or one line for the reader (why counters are missing, …)
+    char error[MACHINE_ERROR]; // empty, or one line: a failed launch, a detector's finding
+    char note[320];            // empty, or one line for the reader (why counters are missing, …)
 
     int launches;
     size_t smem_per_block; // static + dynamic, the largest launch, bytes

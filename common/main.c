@@ -235,7 +235,9 @@ int main(int argc, char **argv) {
     if (options.kernel && !kernels_exist(options.kernel, s.why, sizeof s.why))
         return complain(EXIT_USAGE, s.why);
 
-    if (!machine_open(&(struct machine_options){.fast = options.fast, .profile = options.profile},
+    if (!machine_open(&(struct machine_options){.fast = options.fast,
+                                                .profile = options.profile,
+                                                .timeline = options.timeline},
                       &s.machine, s.why, sizeof s.why))
         return complain(EXIT_CANNOT, s.why);
     if (options.profile && !s.machine.simulated) {
@@ -244,6 +246,9 @@ int main(int argc, char **argv) {
                  "-o FILE PROGRAM shows its source view");
         options.profile = false;
     }
+    if (options.timeline && !s.machine.simulated)
+        complain(EXIT_RIGHT,
+                 "--timeline is the simulator's; on a GPU, nsys profile PROGRAM has one");
     if (options.sram > s.machine.smem) {
         snprintf(s.why, sizeof s.why, "--sram %zu: a block has at most %zu bytes on this machine",
                  options.sram, s.machine.smem);

@@ -24,6 +24,7 @@ enum {
     REPEAT,
     FAST,
     PROFILE,
+    TIMELINE,
     FORMAT,
     DUMP,
     LOAD,
@@ -50,6 +51,7 @@ static const struct option long_options[] = {
     {"repeat", required_argument, NULL, REPEAT},
     {"fast", no_argument, NULL, FAST},
     {"profile", no_argument, NULL, PROFILE},
+    {"timeline", required_argument, NULL, TIMELINE},
     {"format", required_argument, NULL, FORMAT},
     {"dump", required_argument, NULL, DUMP},
     {"load", required_argument, NULL, LOAD},
@@ -94,6 +96,7 @@ void options_help(const char *program) {
         "What to print\n"
         "      --format FORMAT   table (default) or csv\n"
         "      --profile         simulator: what each source line asks of memory; csv: only that\n"
+        "      --timeline FILE   simulator: who waits for what, and what is under way, as CSV\n"
         "      --dump DIR        write Q K V O LSE (dO dQ dK dV) as .npy; with several kernels to "
         "DIR/NAME/\n"
         "      --list, --help, --version\n\n"
@@ -224,6 +227,7 @@ static bool read_option(int c, const struct value *v, struct options *o, struct 
     case REPEAT: return read_int(v, 1, 1000000, &o->repeat);
     case FAST: return o->fast = true;
     case PROFILE: return o->profile = true;
+    case TIMELINE: o->timeline = v->text; return true;
     case FORMAT: return read_format(v, &o->csv);
     case DUMP: o->dump = v->text; return true;
     case LOAD: return add_load(v, o);

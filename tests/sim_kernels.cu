@@ -6,6 +6,7 @@
 
 #include "sim_kernels.h"
 #include "kernel.h"
+#include "marks.h"
 
 #include <stdlib.h>
 
@@ -485,16 +486,4 @@ void sim_run(const char *name, struct sim_arguments arguments) {
     abort();
 }
 
-int sim_marked_line(const char *name) {
-    char line[400], mark[100];
-    snprintf(mark, sizeof mark, "//! %s\n", name);
-    FILE *f = fopen(__FILE__, "r");
-    int number = 0, found = 0;
-    while (f && !found && fgets(line, sizeof line, f)) {
-        number++;
-        const char *at = strstr(line, "//! ");
-        if (at && !strcmp(at, mark)) found = number;
-    }
-    if (f) fclose(f);
-    return found;
-}
+int sim_marked_line(const char *name) { return marked_line(__FILE__, name); }

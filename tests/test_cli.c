@@ -376,10 +376,11 @@ Test(cli, no_memory_for_the_inputs) {
 
 Test(cli, help_lists_every_option) {
     static const char *const options[] = {
-        "-b, --batch",    "-H, --heads", "--kv-heads", "-n, --seqlen", "--seqlen-q", "--seqlen-k",
-        "-d, --head-dim", "--causal",    "--scale",    "--dtype",      "--kernel",   "--pass",
-        "--data",         "--seed",      "--sram",     "--repeat",     "--fast",     "--format",
-        "--profile",      "--dump",      "--load",     "--list",       "--help",     "--version",
+        "-b, --batch", "-H, --heads",    "--kv-heads", "-n, --seqlen", "--seqlen-q",
+        "--seqlen-k",  "-d, --head-dim", "--causal",   "--scale",      "--dtype",
+        "--kernel",    "--pass",         "--data",     "--seed",       "--sram",
+        "--repeat",    "--fast",         "--format",   "--profile",    "--timeline",
+        "--dump",      "--load",         "--list",     "--help",       "--version",
     };
     struct output o = ladder_ok("--help");
     for (size_t i = 0; i < sizeof options / sizeof *options; i++)

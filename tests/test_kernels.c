@@ -320,14 +320,15 @@ Test(kernels, all_are_right_at_a_longer_length) { every_kernel(longer); }
 // The one place where a kernel is asked itself, not through run_kernel.
 static bool takes(const struct attn_kernel *k, unsigned pass, const struct attn_problem *p,
                   char why[300]) {
-    (void)pass; // a kernel answers for all its passes at once
-    return k->supports(p, why, 300);
+    return k->supports(p, pass, why, 300);
 }
 
-// What it says that a block takes; 0 if any amount of shared memory will do.
+// What it says that a block takes; 0 if any amount of shared memory will do, or none.
 static size_t least_memory(const struct attn_kernel *k, unsigned pass, struct attn_problem p) {
     char why[300] = "";
     size_t least = 0;
+    p.smem = machine.smem;
+    if (!k->supports || !takes(k, pass, &p, why)) return 0; // this shape is not for it
     p.smem = 0;
     if (takes(k, pass, &p, why)) return 0;
     const char *at = strstr(why, "a block takes ");

@@ -29,7 +29,7 @@ void cuda_check(cudaError_t error, const char *call, const char *file, int line)
 // Some errors (an access outside memory, an illegal instruction) end the CUDA context: from then on
 // every call fails with the same error until the process ends. This line says what happened; while
 // it is empty the context lives.
-static char lost[640];
+static char lost[MACHINE_ERROR];
 
 // ---- finding the machine ------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ static struct {
     size_t smem_per_block; // the largest
     char last[48];         // kernel
     char kernel[MACHINE_MAX_LAUNCHES][48];
-    char error[640];
+    char error[MACHINE_ERROR];
 } pass;
 
 // CUDA events are marks in the GPU's own queue, stamped with the GPU's clock when it comes past

@@ -21,6 +21,7 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
 // A block runs on one OS thread, so thread_local is per block. Declare __shared__ arrays in the
 // kernel itself, not in functions it calls: they are found by the kernel's name (symbols.c).
@@ -67,8 +68,8 @@ void sim_launch_kernel(const char *name, void (*kernel)(Parameters...), dim3 gri
 }
 
 #define LAUNCH(kernel, grid, block, smem_bytes, ...)                                               \
-    sim_launch_kernel(#kernel, kernel, grid, block, smem_bytes, sim_place{__FILE__, __LINE__},     \
-                      __VA_ARGS__)
+    sim_launch_kernel(#kernel, kernel, grid, block, smem_bytes,                                    \
+                      sim_place{__FILE__, __LINE__} __VA_OPT__(, ) __VA_ARGS__)
 
 // ---- barriers, shuffles, votes -----------------------------------------------------------------
 

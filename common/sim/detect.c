@@ -11,7 +11,7 @@
 // The detector sees races that this run could have had, not only those that it did have: it does
 // not matter in which order the fibers happened to run.
 
-#include "internal.h"
+#include "sm90.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -20,14 +20,16 @@
 struct stamp {
     uint32_t clock; // 0: never
     uint32_t pc, block;
-    uint32_t thread : 10;    // within the block
+    uint32_t thread : 11;    // within the block; from 1024 on an agent of sm90.h
     uint32_t bytes : 4;      // which of the word's four, a bit each
     uint32_t part_syncs : 1; // had there been a __syncwarp() of a part of the warp since the last
                              // full one?
     // The cell's own, here so that it takes 32 bytes, half a cache line:
-    uint32_t written : 4; // in `store`, shared memory: which bytes hold a value of this block
-    uint32_t atomic : 1;  // it was an atomic's
-    uint32_t readers : 2; // in `load`: enum readers
+    uint32_t written : 4;   // in `store`, shared memory: which bytes hold a value of this block
+    uint32_t atomic : 1;    // it was an atomic's
+    uint32_t readers : 2;   // in `load`: enum readers
+    uint32_t in_flight : 1; // in `store`: a copy in the background that has not landed
+    uint32_t tma : 1;       // by TMA
 };
 
 // Who has loaded the word since the last barrier (MANY_BLOCKS: in this launch). One stamp is enough
@@ -116,6 +118,8 @@ static bool ordered(const struct event *now, const struct stamp *before) {
     if (before->block != now->stamp.block) return may_have_told(now, before);
     if (before->thread == now->stamp.thread || before->clock < now->worker->barrier_clock)
         return true;
+    if (now->worker->uses_sm90 && order_knows(now->thread, before->thread, before->clock))
+        return true;
     return before->thread / 32 == now->stamp.thread / 32 && warp_has_met(now, before);
 }
 
@@ -130,7 +134,15 @@ static void describe_word(const struct event *e, char *out, size_t size) {
     snprintf(out, size, "%s + %zu", name, (size_t)(a - e->worker->shared_base) - start);
 }
 
+static bool is_agent(const struct stamp *s) { return s->thread >= MBARRIER_AGENT; }
+
 static const char *cause(const struct event *e, const struct stamp *other) {
+    if (is_agent(other) && other->thread < WGMMA_AGENT)
+        return "the copy arrived at an mbarrier, and this thread has not waited for that phase of "
+               "it";
+    if (is_agent(other))
+        return "a wgmma_wait() for it must come first, and then a barrier where other threads "
+               "write";
     bool together = other->pc == e->access->pc && other->clock == e->stamp.clock &&
                     other->block == e->stamp.block;
     if (together && other->thread / 32 == e->thread->id / 32)
@@ -143,6 +155,9 @@ static const char *cause(const struct event *e, const struct stamp *other) {
         return e->worker->warps == 1 ? "a __syncwarp() is missing between them"
                                      : "a __syncwarp() is missing between them, or a "
                                        "__syncthreads() if other warps take part";
+    if (e->worker->uses_sm90)
+        return "a barrier is missing between them (a phase of an mbarrier, a named barrier, or "
+               "__syncthreads())";
     return "a __syncthreads() is missing between them: after the store, or, if the store is of a "
            "loop's next turn, "
            "after the load";
@@ -150,7 +165,9 @@ static const char *cause(const struct event *e, const struct stamp *other) {
 
 static void describe_other(const struct event *e, const struct stamp *other, char *out,
                            size_t size) {
-    if (other->block != e->stamp.block)
+    if (is_agent(other))
+        snprintf(out, size, other->thread < WGMMA_AGENT ? "a TMA copy" : "wgmma");
+    else if (other->block != e->stamp.block)
         snprintf(out, size, "thread %d of block %u", other->thread, other->block);
     else if (other->thread == e->thread->id)
         snprintf(out, size, "other threads"); // it was one of several
@@ -172,6 +189,33 @@ static _Noreturn void fail_race(const struct event *e, const struct stamp *other
                 memory_verb(other_kind), who, there, cause(e, other));
 }
 
+// The word is the destination of a copy that has begun and that nobody has waited for.
+static bool in_flight(const struct event *e, const struct cell *c) {
+    return c->store.in_flight && !is_void(e, &c->store);
+}
+
+static _Noreturn void fail_in_flight(const struct event *e, const struct cell *c) {
+    char word[60], here[200];
+    describe_word(e, word, sizeof word);
+    snprintf(here, sizeof here, "%s", symbols_place(e->access->pc));
+    e->worker->suspicion[0] = 0;
+    if (c->store.tma)
+        sim_fail_at(
+            e->thread,
+            "too early: %s of %s (shared memory) at %s, where the TMA copy that thread %d "
+            "started at %s may still be under way; it is complete when a wait for the phase "
+            "of its mbarrier passes: an mbarrier_wait() is missing, or waits for another "
+            "barrier or parity",
+            memory_verb(e->access->kind), word, here, c->store.thread, symbols_place(c->store.pc));
+    sim_fail_at(e->thread,
+                "too early: %s of %s (shared memory) at %s, where the copy that thread %d started "
+                "at %s may still be under way; it is complete after a wait of that thread which "
+                "covers its group, and for other threads after a barrier behind that wait: a wait "
+                "is missing, leaves one group too many pending, or the copy was never committed",
+                memory_verb(e->access->kind), word, here, c->store.thread,
+                symbols_place(c->store.pc));
+}
+
 // A suspicion (below) about this word was wrong: another thread has stored to it after all, and in
 // order.
 static void settle_word(const struct event *e) {
@@ -183,6 +227,8 @@ static void settle_word(const struct event *e) {
 }
 
 static void check_against_store(const struct event *e, const struct cell *c) {
+    // Before TMA has delivered, no barrier helps: say so, rather than that one is missing.
+    if (in_flight(e, c) && c->store.tma) fail_in_flight(e, c);
     bool both_atomic = c->store.atomic && e->access->kind == SIM_ATOMIC;
     if ((c->store.bytes & e->stamp.bytes) && !both_atomic && !ordered(e, &c->store))
         fail_race(e, &c->store, c->store.atomic ? SIM_ATOMIC : SIM_STORE);
@@ -195,6 +241,9 @@ static bool loads_ordered(const struct event *now, const struct cell *c) {
     if (load->readers == MANY_BLOCKS || load->block != now->stamp.block)
         return may_have_told(now, load);
     if (load->clock < now->worker->barrier_clock) return true;
+    // Which threads have read is forgotten. If this one knows of anything later, it has met
+    // somebody since, and that it has met all of them is taken for granted.
+    if (now->worker->uses_sm90 && order_latest(now->thread) > load->clock) return true;
     return load->readers == ONE_WARP && load->thread / 32 == now->stamp.thread / 32 &&
            warp_has_met(now, load);
 }
@@ -211,8 +260,25 @@ static enum readers readers_with(const struct event *now, const struct stamp *la
     return last->thread == now->stamp.thread ? (enum readers)last->readers : ONE_WARP;
 }
 
+// What threads have stored the async proxy sees only behind their fence.
+static void check_proxy(const struct event *e, const struct cell *c) {
+    if (is_void(e, &c->store) || is_agent(&c->store) || e->buffer) return;
+    if (e->worker->thread[c->store.thread].fenced > c->store.clock) return;
+    char word[60], here[200];
+    describe_word(e, word, sizeof word);
+    snprintf(here, sizeof here, "%s", symbols_place(e->access->pc));
+    e->worker->suspicion[0] = 0;
+    sim_fail_at(
+        e->thread,
+        "proxy fence missing: %s (shared memory) is read by TMA or wgmma at %s; thread %d "
+        "stored it at %s and must execute fence_proxy_async() after that, before the barrier",
+        word, here, c->store.thread, symbols_place(c->store.pc));
+}
+
 static void check_load(const struct event *e, struct cell *c) {
     check_against_store(e, c);
+    if (in_flight(e, c)) fail_in_flight(e, c);
+    if (e->access->flags & ASYNC) check_proxy(e, c);
     enum readers readers = readers_with(e, &c->load);
     c->load = e->stamp;
     c->load.readers = readers & 3;
@@ -225,6 +291,7 @@ static void check_store(const struct event *e, struct cell *c) {
     bool both_atomic = c->load.atomic && atomic;
     if ((c->load.bytes & e->stamp.bytes) && !both_atomic && !loads_ordered(e, c))
         fail_race(e, &c->load, c->load.atomic ? SIM_ATOMIC : SIM_LOAD);
+    if (in_flight(e, c)) fail_in_flight(e, c);
     // A thread's plain store and then its own atomic: the store is what others must not race with.
     bool stricter = !old && !c->store.atomic && atomic && c->store.thread == e->stamp.thread &&
                     c->store.block == e->stamp.block && c->store.clock >= e->worker->barrier_clock;
@@ -232,8 +299,19 @@ static void check_store(const struct event *e, struct cell *c) {
     unsigned written = old ? 0 : c->store.written;
     c->store = e->stamp;
     c->store.atomic = atomic;
+    c->store.in_flight = (e->access->flags & IN_FLIGHT) != 0;
+    c->store.tma = (e->access->flags & ASYNC) != 0;
     c->store.written = (written | e->stamp.bytes) & 0xf;
     settle_word(e);
+}
+
+// The copy is complete for the thread that started it, from now on: others need a barrier after its
+// wait, so it counts as a store that happens here.
+static void check_landing(const struct event *e, struct cell *c) {
+    c->store.in_flight = false;
+    c->store.clock = e->stamp.clock;
+    c->store.thread = e->stamp.thread;
+    c->store.part_syncs = e->stamp.part_syncs;
 }
 
 // ---- reads of what nobody wrote -----------------------------------------------------------------
@@ -277,9 +355,10 @@ static unsigned bytes_in_word(uint64_t word, uint64_t from, uint64_t to) {
 // warps have read it since is known.
 static inline bool is_routine(const struct event *e, const struct cell *c) {
     uint32_t since = e->worker->barrier_clock;
-    return e->access->kind == SIM_LOAD && !e->buffer && c->load.readers == ONE_BLOCK &&
-           c->load.clock >= since && c->store.clock < since &&
-           c->store.clock >= e->worker->block_clock && c->store.written == 0xf;
+    return e->access->kind == SIM_LOAD && !(e->access->flags & ASYNC) && !e->buffer &&
+           c->load.readers == ONE_BLOCK && c->load.clock >= since && c->store.clock < since &&
+           !c->store.in_flight && c->store.clock >= e->worker->block_clock &&
+           c->store.written == 0xf;
 }
 
 static void check_access(struct event *e, struct cell *cells, uint64_t offset) {
@@ -287,6 +366,10 @@ static void check_access(struct event *e, struct cell *cells, uint64_t offset) {
     for (uint64_t word = offset / 4; word * 4 < offset + (unsigned)size; word++) {
         struct cell *c = &cells[word];
         if (is_routine(e, c)) continue;
+        if (e->access->flags & LANDED) {
+            check_landing(e, c);
+            continue;
+        }
         e->stamp.bytes =
             (size >= 4 ? 0xf : bytes_in_word(word, offset, offset + (unsigned)size)) & 0xf;
         e->lock = e->buffer ? lock_word(word) : NULL;
@@ -311,24 +394,61 @@ static bool same_as_two_before(const struct request *r, int i) {
            r->lane[i]->address == r->lane[i - 2]->address;
 }
 
+static void check_lane(struct event *e, const struct request *r, int i, const struct thread *t) {
+    const struct access *a = e->access = r->lane[i];
+    struct buffer *b = a->space == GLOBAL ? &sim_buffer[sim_buffer_at(a->address)] : NULL;
+    e->thread = t;
+    e->stamp.thread = (unsigned)t->id & 1023;
+    e->stamp.part_syncs = a->flags & PART_SYNCS;
+    e->buffer = b;
+    if (!b)
+        check_access(e, e->worker->shared_cell, a->address - e->worker->shared_base);
+    else if (b->input)
+        check_input(r, i, b);
+    else if (b->cell)
+        check_access(e, b->cell, a->address - b->start);
+}
+
+void detect_range(const struct thread *thread, unsigned agent, const void *address, size_t bytes,
+                  int kind, unsigned flags, uint32_t pc) {
+    struct worker *w = sim_worker;
+    struct buffer *b = NULL;
+    uintptr_t start = w->shared_base;
+    if (!memory_is_shared(address)) {
+        b = &sim_buffer[sim_buffer_at((uintptr_t)address)];
+        start = b->start;
+        if (b->input || !b->cell) return;
+    }
+    struct event e = {.worker = w,
+                      .thread = thread,
+                      .buffer = b,
+                      .stamp = {.clock = w->clock, .pc = pc, .block = w->block}};
+    e.stamp.thread = agent & 2047;
+    for (size_t done = 0, size; done < bytes; done += size) {
+        size = bytes - done < 16 ? bytes - done : 16;
+        struct access a = {(uintptr_t)address + done,
+                           pc,
+                           (uint8_t)size,
+                           (uint8_t)kind,
+                           b ? GLOBAL : SHARED,
+                           (uint8_t)flags};
+        e.access = &a;
+        check_access(&e, b ? b->cell : w->shared_cell, a.address - start);
+    }
+}
+
 void detect_request(struct worker *w, const struct request *r) {
     struct event e = {.worker = w,
                       .stamp = {.clock = w->clock, .pc = r->lane[0]->pc, .block = w->block}};
     for (int i = 0; i < r->lanes; i++) {
-        const struct access *a = e.access = r->lane[i];
-        w->made_atomic |= a->kind == SIM_ATOMIC;
+        const struct access *a = r->lane[i];
+        w->made_atomic |= a->kind == SIM_ATOMIC && !(a->flags & UNCOUNTED);
         if (same_as_two_before(r, i)) continue;
-        e.thread = r->warp->lane[r->number[i]];
-        e.stamp.thread = (unsigned)e.thread->id & 1023;
-        e.stamp.part_syncs = a->part_syncs & 1;
-        struct buffer *b = a->space == GLOBAL ? &sim_buffer[sim_buffer_at(a->address)] : NULL;
-        e.buffer = b;
-        if (!b)
-            check_access(&e, w->shared_cell, a->address - w->shared_base);
-        else if (b->input)
-            check_input(r, i, b);
-        else if (b->cell)
-            check_access(&e, b->cell, a->address - b->start);
+        int lane = r->number[i];
+        check_lane(&e, r, i, r->warp->lane[lane]);
+        // What the whole warp loads is loaded by this lane and by another one: even a store by this
+        // very lane then needs a __syncwarp() in between.
+        if (a->flags & BY_WARP) check_lane(&e, r, i, r->warp->lane[lane ^ 1]);
     }
 }
 
@@ -340,8 +460,8 @@ void detect_turn(struct worker *w, struct warp *warp, const struct request *r) {
     uint32_t lanes = 0, pc = r->lane[0]->pc;
     for (int i = 0; i < r->lanes; i++) lanes |= 1u << r->number[i];
     while (warp->loops && warp->loop[warp->loops - 1].pc < pc) warp->loops--;
-    struct loop *top = &warp->loop[warp->loops - 1];
-    if (warp->loops && top->pc == pc) {
+    struct loop *top = warp->loops ? &warp->loop[warp->loops - 1] : NULL;
+    if (top && top->pc == pc) {
         bool some_left = lanes != top->lanes && (lanes & ~top->lanes) == 0;
         // One warning is enough, and finding out the line takes far longer than the loop.
         if (some_left && w->global_requests > top->global_requests && !sim_warning()[0])

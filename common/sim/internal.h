@@ -9,14 +9,25 @@
 
 // `pc` is where in the executable the access stands (the hook's return address minus the load
 // address): lanes that access at the same pc do so in the same instruction.
-enum space { GLOBAL, SHARED, MARK }; // MARK: no access; the lane jumped backwards from this pc
+// No accesses are: MARK, the lane jumped backwards from this pc; and what order.c replays: RELEASE,
+// it arrived at a barrier; FENCE, fence.proxy.async; BOX, it started a TMA copy. `address` is then
+// a pointer to what belongs to it.
+enum space { GLOBAL, SHARED, MARK, RELEASE, FENCE, BOX };
+enum {
+    PART_SYNCS = 1, // the lane's part_syncs when it made the access
+    BY_WARP = 2,    // what is loaded goes to all lanes of the warp (ldmatrix)
+    IN_FLIGHT = 4,  // a store that only begins here: a copy in the background (async.c)
+    LANDED = 8,     // and here it is complete; already counted
+    UNCOUNTED = 16, // for the detectors alone
+    ASYNC = 32,     // by the async proxy: TMA or wgmma
+};
 struct access {
     uint64_t address;
     uint32_t pc;
-    uint8_t size;       // bytes, at most 16
-    uint8_t kind;       // enum sim_kind
-    uint8_t space;      // enum space
-    uint8_t part_syncs; // the lane's, when it made the access
+    uint8_t size;  // bytes, at most 16
+    uint8_t kind;  // enum sim_kind
+    uint8_t space; // enum space
+    uint8_t flags; // of the enum above
 };
 enum { END_OF_LOG = UINT32_MAX, LOG_ENTRIES = 2048 };
 
@@ -25,6 +36,13 @@ struct place {
 };
 
 // ---- CUDA threads, warps, blocks --------------------------------------------------------------
+
+// Copies in the background, oldest first. A group is closed by a commit; `groups` of them are, and
+// copies started now belong to the next.
+struct copies {
+    struct copy *copy;
+    uint32_t count, room, groups;
+};
 
 struct thread {
     struct fiber fiber;
@@ -39,9 +57,21 @@ struct thread {
 
     struct access *log; // LOG_ENTRIES of them, and one place for the meter's end mark
     struct access *log_next, *log_end;
-    bool log_full;       // it waits for room
-    uint32_t last_block; // pc of the basic block it entered last
-    uint8_t part_syncs;  // 1: it met a part of its warp in __syncwarp() since the whole last met
+    bool log_full;        // it waits for room
+    uint32_t last_block;  // pc of the basic block it entered last
+    uint8_t part_syncs;   // 1: it met a part of its warp in __syncwarp() since the whole last met
+    struct copies copies; // that it has started (async.c)
+
+    // Hopper (sm90.h): NULL or 0 in blocks that use none of it.
+    struct knowledge *known;     // whose accesses are over, as far as this thread can tell
+    const struct phases *awaits; // it waits for phase `awaited` of this barrier
+    uint32_t awaited;
+    uint32_t fenced;             // time of its last fence.proxy.async
+    uint32_t store_groups;       // of TMA stores, closed
+    uint32_t store_end;          // it waits for the groups before this one; 0: it does not
+    bool store_read;             // for their reading of shared memory only
+    struct registers *registers; // arrays that wgmma uses (wgmma.c)
+    bool wgmma_fenced;           // since it waited last
 };
 
 struct queue {
@@ -70,6 +100,8 @@ struct warp {
     struct meeting meeting[32]; // a lane waits in one at most, so there are never more
     int loops;
     struct loop loop[MAX_LOOPS]; // the innermost last
+    uint32_t told_from, told_to; // the last row of the timeline
+    int told_line;
 };
 
 struct barrier {
@@ -126,8 +158,12 @@ struct worker {
     struct warp *warp;
     struct queue ready;
     struct barrier barrier;
+    struct sm90 *sm90;  // NULL: nobody has used Hopper's instructions yet
+    bool uses_sm90;     // this block does
+    uint32_t step;      // of this block, for the timeline: see there
     struct fiber home;  // the OS thread's own stack
     struct place place; // symbols_place() answers here
+    char name[100];     // and memory_name() here
 };
 
 // The only thread-local variable of the simulator's own: all others in the program are __shared__.
@@ -154,6 +190,13 @@ void sim_kernel_name(const char *text, char *out, size_t size);
 void scheduler_run_block(struct worker *, uint64_t number);
 // The running thread's log is full: returns when there is room again.
 void scheduler_catch_up(struct worker *);
+// The running thread waits until somebody wakes it.
+void scheduler_wait(const char *what, struct sim_place);
+void scheduler_wake(struct thread *);
+// Puts together what the running thread's warp has logged, if its other lanes are at rest.
+void scheduler_rest(struct worker *);
+// All 32 lanes meet at one instruction of the source, which PTX calls .sync.aligned.
+void scheduler_whole_warp(sim_warp_op, void *mine, const char *what, struct sim_place);
 
 // ---- memory.c ----------------------------------------------------------------------------------
 
@@ -177,6 +220,49 @@ void memory_launch_end(void);         // adds `touched` to `distinct`
 
 const char *memory_verb(int kind); // "load", "store", "atomic"
 
+// What an instruction of ptx.h does with memory: checked, counted and logged like an access that
+// the compiler's hooks have seen.
+void memory_access(const void *, unsigned size, int kind, unsigned flags, uint32_t pc);
+// A line of the log that nobody counts, for detect.c alone.
+void memory_note(const void *, unsigned size, int kind, unsigned flags, uint32_t pc);
+bool memory_is_shared(const void *);
+void memory_log(enum space, const void *, uint32_t pc); // an entry that is no access
+bool memory_owns(const void *shared, size_t bytes);     // does the launch have all of these?
+const char *memory_name(const void *);                  // "smem + 16", until asked again
+bool memory_is_global(const void *);
+
+struct request; // meter.c, below
+
+// ---- sm90.h: only what the other files call -----------------------------------------------------
+
+void sm90_block_begins(struct worker *);
+void sm90_thread_exits(struct thread *);
+void sm90_forget(struct thread *); // at the start of a block: nothing is under way
+void sm90_block_ends(struct worker *);
+bool sm90_step(struct worker *); // nobody can run: does something happen by itself?
+void sm90_explain(struct worker *, char *out, size_t size);     // a deadlock
+void sm90_replay(struct worker *, const struct request *);      // RELEASE, FENCE, BOX
+void order_warp(struct worker *, struct warp *, uint32_t mask); // the lanes met in __syncwarp()
+// Does the thread know that what an agent (a thread, or one of sm90.h) did at `time` is over?
+bool order_knows(const struct thread *, unsigned agent_thread, uint32_t time);
+uint32_t order_latest(const struct thread *); // the youngest thing that it knows to be over
+void wgmma_touch(struct thread *, uintptr_t, unsigned size, int kind, uint32_t pc);
+
+// ---- timeline.c ---------------------------------------------------------------------------------
+
+bool timeline_wanted(void);
+void timeline_launch(void);
+void timeline_wait(const struct thread *, uint32_t from, const char *what, struct sim_place);
+void timeline_exit(const struct thread *);
+// An interval that ends now.
+void timeline_add(const char *who, int number, const char *event, uint32_t from, const char *what,
+                  struct sim_place);
+
+// ---- async.c ------------------------------------------------------------------------------------
+
+void async_forget(struct thread *); // at the start of a block: what was in flight never lands
+void async_free(struct thread *);
+
 // ---- meter.c ------------------------------------------------------------------------------------
 
 // What some lanes of a warp do in one instruction.
@@ -194,6 +280,7 @@ void meter_warp(struct worker *, struct warp *);
 
 void profile_global(struct worker *, const struct request *);
 void profile_shared(struct worker *, const struct request *, int wavefronts, int ideal);
+void profile_box(struct worker *, const void *global, size_t bytes, int kind, uint32_t pc);
 void profile_add(struct profile *); // to the sums of all workers; empties this one
 void profile_forget(struct profile *);
 void profile_reset(void); // forgets the sums
@@ -203,7 +290,11 @@ void profile_reset(void); // forgets the sums
 void detect_request(struct worker *, const struct request *);
 // The lanes of `request` jumped backwards together: is somebody missing who was there last time?
 void detect_turn(struct worker *, struct warp *, const struct request *);
-size_t detect_cell_bytes(size_t bytes);      // that the cells for so many bytes of memory take
+size_t detect_cell_bytes(size_t bytes); // that the cells for so many bytes of memory take
+// A TMA copy or wgmma reads or writes `bytes` bytes, multiples of 16; flags as in struct access.
+// `agent` is who does it, for others to see; the accesses of `thread` are what it comes after.
+void detect_range(const struct thread *thread, unsigned agent, const void *, size_t bytes, int kind,
+                  unsigned flags, uint32_t pc);
 void detect_settle(struct worker *);         // at a barrier, and at the end of a block
 struct cell *detect_new_cells(size_t bytes); // NULL: no memory
 void detect_free_cells(struct cell *, size_t bytes);

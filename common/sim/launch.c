@@ -16,7 +16,7 @@ const struct sim_launch *sim_now;
 
 static struct sim_options options;
 static struct sim_counts counts; // all but the buffers, which memory.c keeps
-static char first_error[640], first_warning[400];
+static char first_error[1200], first_warning[400];
 
 // The launch in progress, shared by the workers.
 static struct {
@@ -54,7 +54,7 @@ void sim_blame(const struct thread *t, const char *what, char *out, size_t size)
 
 _Noreturn void sim_fail_at(const struct thread *t, const char *format, ...) {
     struct worker *w = sim_worker;
-    char what[480], message[600];
+    char what[1000], message[1100];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(what, sizeof what, format, arguments);
@@ -106,6 +106,8 @@ static void free_threads(struct worker *w) {
     for (int i = 0; i < w->threads; i++) {
         fiber_destroy(&w->thread[i].fiber);
         free(w->thread[i].log);
+        async_free(&w->thread[i]);
+        sm90_forget(&w->thread[i]);
     }
     free(w->thread);
     free(w->warp);
@@ -330,6 +332,7 @@ void sim_launch(const struct sim_launch *l) {
         keep_error(message);
     } else {
         count_launch(l, fixed);
+        timeline_launch();
         grid.next_block = 0;
         grid.blocks = (uint64_t)l->grid.x * l->grid.y * l->grid.z;
         memory_launch_begin();

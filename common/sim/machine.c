@@ -3,6 +3,7 @@
 #include "machine.h"
 #include "sim.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -14,9 +15,12 @@ enum { H200_SM = 90, H200_SM_COUNT = 132 };
 
 bool machine_open(const struct machine_options *options, struct machine *out, char *why,
                   size_t why_size) {
-    (void)why, (void)why_size; // there is always a CPU
     fast = options->fast;
     profiling = options->profile;
+    if (!sim_timeline(options->timeline)) {
+        snprintf(why, why_size, "--timeline %s: %s", options->timeline, strerror(errno));
+        return false;
+    }
     sim_reset(&(struct sim_options){.fast = fast});
     *out = (struct machine){.simulated = true,
                             .name = "SIMT simulator",
@@ -44,9 +48,13 @@ static void add_buffer(struct measurement *m, const struct sim_buffer_counts *c)
     m->asked.load += 32 * c->sectors[SIM_LOAD];
     m->asked.store += 32 * c->sectors[SIM_STORE];
     m->asked.atomic += 32 * c->sectors[SIM_ATOMIC];
+    m->asked.tma_load += c->bytes[SIM_TMA_LOAD]; // whole boxes
+    m->asked.tma_store += c->bytes[SIM_TMA_STORE];
     // An atomic reads its sector and writes it.
-    m->distinct_read += 32 * (c->distinct[SIM_LOAD] + c->distinct[SIM_ATOMIC]);
-    m->distinct_write += 32 * (c->distinct[SIM_STORE] + c->distinct[SIM_ATOMIC]);
+    m->distinct_read +=
+        32 * (c->distinct[SIM_LOAD] + c->distinct[SIM_ATOMIC] + c->distinct[SIM_TMA_LOAD]);
+    m->distinct_write +=
+        32 * (c->distinct[SIM_STORE] + c->distinct[SIM_ATOMIC] + c->distinct[SIM_TMA_STORE]);
     if (m->buffers == MACHINE_MAX_BUFFERS) return;
     struct machine_buffer *b = &m->buffer[m->buffers++];
     *b = (struct machine_buffer){

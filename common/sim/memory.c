@@ -142,7 +142,8 @@ void memory_launch_end(void) {
 // ---- what can be wrong with an address -------------------------------------------------------
 
 const char *memory_verb(int kind) {
-    return kind == SIM_LOAD ? "load" : kind == SIM_STORE ? "store" : "atomic";
+    static const char *const verb[SIM_KINDS] = {"load", "store", "atomic", "tma_load", "tma_store"};
+    return verb[kind];
 }
 
 static struct buffer *nearest_buffer(uintptr_t a) {
@@ -195,7 +196,10 @@ static _Noreturn void fail_shared(struct worker *w, uintptr_t a, unsigned size, 
 // program, or the kernel's arguments. Anything else is the host's, and no GPU could reach it.
 static void check_private(struct worker *w, uintptr_t a, unsigned size, int kind, uint32_t pc) {
     const struct fiber *f = &w->self->fiber;
-    if (a - (uintptr_t)f->stack < f->mapped) return;
+    if (a - (uintptr_t)f->stack < f->mapped) {
+        if (w->self->registers) wgmma_touch(w->self, a, size, kind, pc);
+        return;
+    }
     if (a - (uintptr_t)sim_now->arguments < sim_now->argument_bytes ||
         (kind == SIM_LOAD && symbols_is_constant(a)))
         return;
@@ -231,10 +235,8 @@ ALWAYS_INLINE void log_access(struct thread *t, struct access a) {
 }
 
 // The heart of it: called for each access of each CUDA thread, so every instruction here counts.
-ALWAYS_INLINE void see(uintptr_t a, unsigned size, int kind, const void *return_address) {
-    struct worker *w = sim_worker;
-    if (!w) return; // the host's code in a .cu file
-    uint32_t pc = symbols_pc(return_address);
+ALWAYS_INLINE void see_at(struct worker *w, uintptr_t a, unsigned size, int kind, unsigned flags,
+                          uint32_t pc) {
     enum space space;
     if (a - hbm < hbm_bytes) {
         int b = *owner_of(a);
@@ -253,7 +255,12 @@ ALWAYS_INLINE void see(uintptr_t a, unsigned size, int kind, const void *return_
     if (a & (size - 1)) fail_misaligned(a, size, kind, pc);
     if (!w->fast)
         log_access(w->self, (struct access){a, pc, (uint8_t)size, (uint8_t)kind, (uint8_t)space,
-                                            w->self->part_syncs});
+                                            (uint8_t)(flags | w->self->part_syncs)});
+}
+
+ALWAYS_INLINE void see(uintptr_t a, unsigned size, int kind, const void *return_address) {
+    struct worker *w = sim_worker;
+    if (w) see_at(w, a, size, kind, 0, symbols_pc(return_address)); // NULL: the host's code
 }
 
 // A copy of a whole struct. The GPU would move it in pieces of at most 16 bytes, too.
@@ -324,12 +331,59 @@ void __sanitizer_cov_trace_pc(void) {
 }
 #pragma GCC diagnostic pop
 
+// ---- for the instructions of ptx.h --------------------------------------------------------------
+
+void memory_access(const void *p, unsigned size, int kind, unsigned flags, uint32_t pc) {
+    see_at(sim_worker, ADDRESS, size, kind, flags, pc);
+}
+
+void memory_note(const void *p, unsigned size, int kind, unsigned flags, uint32_t pc) {
+    struct worker *w = sim_worker;
+    uint8_t space = memory_is_shared(p) ? SHARED : GLOBAL;
+    if (!w->fast)
+        log_access(w->self, (struct access){ADDRESS, pc, (uint8_t)size, (uint8_t)kind, space,
+                                            (uint8_t)(flags | w->self->part_syncs)});
+}
+
+void memory_log(enum space space, const void *p, uint32_t pc) {
+    struct worker *w = sim_worker;
+    if (!w->fast)
+        log_access(w->self, (struct access){.address = ADDRESS, .pc = pc, .space = (uint8_t)space});
+}
+
+bool memory_owns(const void *p, size_t bytes) {
+    const struct worker *w = sim_worker;
+    size_t offset = ADDRESS - w->shared_base;
+    return offset < w->shared_bytes && bytes <= w->shared_bytes - offset &&
+           !memchr(w->shared_owner + offset, 0, bytes);
+}
+
+// Takes long: for messages only.
+const char *memory_name(const void *p) {
+    char *out = sim_worker->name;
+    size_t start, bytes, offset = ADDRESS - sim_worker->shared_base, size = sizeof sim_worker->name;
+    int b = sim_buffer_at(ADDRESS);
+    if (b)
+        snprintf(out, size, "%s + %zu", sim_buffer[b].name, ADDRESS - sim_buffer[b].start);
+    else if (memory_is_shared(p)) {
+        const char *name = symbols_shared_name(offset, &start, &bytes);
+        snprintf(out, size, "%.60s + %zu", name, offset - start);
+    } else
+        snprintf(out, size, "address 0x%zx", (size_t)ADDRESS);
+    return out;
+}
+
+bool memory_is_shared(const void *p) {
+    return ADDRESS - sim_worker->shared_base < sim_worker->shared_bytes;
+}
+
+bool memory_is_global(const void *p) { return hbm && ADDRESS - hbm < hbm_bytes; }
+
 // ---- atomics -----------------------------------------------------------------------------------
 
 // Blocks run on several OS threads, so these are real atomics; for floats by compare-and-swap.
 #define ATOMIC_ADD(name, type, bits_type)                                                          \
-    type name(type *p, type value) {                                                               \
-        see((uintptr_t)p, sizeof(type), SIM_ATOMIC, HERE);                                         \
+    static type add_##bits_type##_##type(type *p, type value) {                                    \
         bits_type *word = (bits_type *)p, old = __atomic_load_n(word, __ATOMIC_RELAXED), new_bits; \
         type sum, before;                                                                          \
         do {                                                                                       \
@@ -339,8 +393,21 @@ void __sanitizer_cov_trace_pc(void) {
         } while (!__atomic_compare_exchange_n(word, &old, new_bits, true, __ATOMIC_RELAXED,        \
                                               __ATOMIC_RELAXED));                                  \
         return before;                                                                             \
+    }                                                                                              \
+    type name(type *p, type value) {                                                               \
+        see(ADDRESS, sizeof(type), SIM_ATOMIC, HERE);                                              \
+        return add_##bits_type##_##type(p, value);                                                 \
     }
 ATOMIC_ADD(sim_atomic_add_f32, float, uint32_t)
 ATOMIC_ADD(sim_atomic_add_f64, double, uint64_t)
 ATOMIC_ADD(sim_atomic_add_u32, uint32_t, uint32_t)
 ATOMIC_ADD(sim_atomic_add_u64, uint64_t, uint64_t)
+
+// Four neighbours in one request; each is an atomic operation of its own.
+void sim_red_add_f32x4(float *p, const float value[4]) {
+    if (sim_worker && !memory_is_global(p))
+        sim_fail("red_add_f32x4(): the address is not in global memory, at %s",
+                 symbols_place(symbols_pc(HERE)));
+    see(ADDRESS, 16, SIM_ATOMIC, HERE);
+    for (int i = 0; i < 4; i++) add_uint32_t_float(p + i, value[i]);
+}

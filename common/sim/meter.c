@@ -92,7 +92,12 @@ static void count_request(struct worker *w, struct warp *warp, const struct requ
         detect_turn(w, warp, r);
         return;
     }
+    if (r->lane[0]->space > MARK) {
+        sm90_replay(w, r);
+        return;
+    }
     detect_request(w, r);
+    if (r->lane[0]->flags & (LANDED | UNCOUNTED)) return;
     w->tally.accesses += (unsigned)r->lanes;
     if (r->lane[0]->space == GLOBAL) {
         w->global_requests++;

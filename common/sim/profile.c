@@ -155,6 +155,18 @@ void profile_shared(struct worker *w, const struct request *request, int wavefro
     r->ideal += (unsigned)ideal;
 }
 
+// A TMA copy is one thread's, and asks for all bytes of its box.
+void profile_box(struct worker *w, const void *global, size_t bytes, int kind, uint32_t pc) {
+    struct access a = {
+        .address = (uintptr_t)global, .pc = pc, .kind = (uint8_t)kind, .space = GLOBAL};
+    struct row *r = row_of(w, &a);
+    r->requests++;
+    r->lanes++;
+    r->cost += (bytes + 31) / 32;
+    r->ideal += (bytes + 31) / 32;
+    r->used += bytes;
+}
+
 // ---- at the end of a launch ---------------------------------------------------------------------
 
 void profile_add(struct profile *from) {

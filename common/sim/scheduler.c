@@ -99,14 +99,16 @@ static _Noreturn void fail_deadlock(struct worker *w) {
             "lanes missing: %s at %s:%d waits for lanes 0x%08x of mask 0x%08x (%s); every lane in "
             "the mask must call it",
             m->what, m->where.file, m->where.line, m->mask & ~m->arrived, m->mask, who);
-    sim_fail("deadlock: no thread of the block can go on (%s)", who);
+    char why[600];
+    sm90_explain(w, why, sizeof why);
+    sim_fail("deadlock: no thread of the block can go on (%s)%s", who, why);
 }
 
 // Whose turn it is now.
 static struct thread *next_ready(struct worker *w) {
-    struct thread *next = pop(&w->ready);
-    if (!next) fail_deadlock(w);
-    return w->self = next;
+    while (!w->ready.first)
+        if (!sm90_step(w)) fail_deadlock(w);
+    return w->self = pop(&w->ready);
 }
 
 // Gives the CPU to the next ready thread. Returns when this one is ready and its turn has come.
@@ -140,8 +142,17 @@ static void wait_for(struct worker *w, const char *what, struct sim_place where)
     struct thread *me = w->self;
     me->waits_for = what;
     me->where = where;
+    uint32_t from = w->step;
     come_to_rest(w, me);
     run_others(w);
+    timeline_wait(me, from, what, where);
+}
+
+void scheduler_wait(const char *what, struct sim_place where) { wait_for(sim_worker, what, where); }
+void scheduler_wake(struct thread *t) { make_ready(t); }
+void scheduler_rest(struct worker *w) {
+    come_to_rest(w, w->self);
+    w->self->warp->running++;
 }
 
 // ---- barriers and collectives ----------------------------------------------------------------
@@ -168,6 +179,7 @@ int sim_block_barrier(int predicate, const char *what, struct sim_place where) {
     b->result = b->votes;
     b->arrived = b->votes = 0;
     detect_settle(w);
+    w->step++;
     w->barrier_clock = ++w->clock;
     for (int i = 0; i < w->threads; i++) w->thread[i].part_syncs = 0;
     for (struct thread *t; (t = pop(&b->waiting));) make_ready(t);
@@ -189,6 +201,7 @@ static struct meeting *find_meeting(struct warp *warp, uint32_t mask) {
 static void order_accesses(struct worker *w, struct warp *warp, uint32_t mask) {
     bool whole = mask == (warp->size < 32 ? (1u << warp->size) - 1 : ~0u);
     if (whole) warp->sync_clock = ++w->clock;
+    if (w->uses_sm90) order_warp(w, warp, mask);
     for (int i = 0; i < warp->size; i++)
         if (mask >> i & 1) warp->lane[i]->part_syncs = !whole;
 }
@@ -204,8 +217,8 @@ static void run_collective(struct worker *w, struct warp *warp, const struct mee
     sim_worker = w;
 }
 
-void sim_warp_collective(uint32_t mask, sim_warp_op op, void *mine, const char *what,
-                         struct sim_place where) {
+static void meet(uint32_t mask, sim_warp_op op, void *mine, const char *what,
+                 struct sim_place where, bool aligned) {
     struct worker *w = sim_worker;
     struct thread *me = w->self;
     struct warp *warp = me->warp;
@@ -219,6 +232,10 @@ void sim_warp_collective(uint32_t mask, sim_warp_op op, void *mine, const char *
     else if (m->op != op || strcmp(m->what, what))
         sim_fail("lanes of one warp meet in two different collectives: %s at %s:%d and %s at %s:%d",
                  m->what, m->where.file, m->where.line, what, where.file, where.line);
+    else if (op && aligned && m->where.line != where.line)
+        sim_fail("lanes of one warp come to %s from two places, %s:%d and %s:%d; all 32 must "
+                 "execute it together, outside of branches that only some lanes take",
+                 what, m->where.file, m->where.line, where.file, where.line);
     me->argument = mine;
     m->arrived |= 1u << me->lane;
     if (m->arrived != mask) {
@@ -236,6 +253,19 @@ void sim_warp_collective(uint32_t mask, sim_warp_op op, void *mine, const char *
         if ((mask >> i & 1) && warp->lane[i] != me) make_ready(warp->lane[i]);
 }
 
+void sim_warp_collective(uint32_t mask, sim_warp_op op, void *mine, const char *what,
+                         struct sim_place where) {
+    meet(mask, op, mine, what, where, false);
+}
+
+void scheduler_whole_warp(sim_warp_op op, void *mine, const char *what, struct sim_place where) {
+    const struct warp *warp = sim_worker->self->warp;
+    if (warp->size < 32)
+        sim_fail("%s at %s:%d needs a warp of 32 threads, and the block's last has %d", what,
+                 where.file, where.line, warp->size);
+    meet(~0u, op, mine, what, where, true);
+}
+
 // ---- one block ---------------------------------------------------------------------------------
 
 static void thread_main(void) {
@@ -245,7 +275,10 @@ static void thread_main(void) {
     struct thread *me = w->self;
     me->exited = true;
     come_to_rest(w, me);
+    if (w->uses_sm90) sm90_thread_exits(me);
+    timeline_exit(me);
     if (w->live == 1) detect_settle(w);
+    if (w->live == 1 && w->uses_sm90) sm90_block_ends(w);
     if (--w->live == 0) fiber_end(&me->fiber, &w->home);
     fiber_end(&me->fiber, &next_ready(w)->fiber);
 }
@@ -259,11 +292,13 @@ void scheduler_run_block(struct worker *w, uint64_t number) {
     w->barrier = (struct barrier){0};
     w->block = (uint32_t)number;
     w->made_atomic = false;
+    sm90_block_begins(w);
     w->block_clock = w->barrier_clock = ++w->clock;
     for (int i = 0; i < w->warps; i++) {
         w->warp[i].running = 0;
         w->warp[i].sync_clock = w->clock;
         w->warp[i].loops = 0;
+        w->warp[i].told_line = 0;
         memset(w->warp[i].meeting, 0, sizeof w->warp[i].meeting);
     }
     for (int i = 0; i < w->threads; i++) {
@@ -274,6 +309,8 @@ void scheduler_run_block(struct worker *w, uint64_t number) {
         t->log_full = false;
         t->last_block = 0;
         t->part_syncs = 0;
+        async_forget(t);
+        sm90_forget(t);
         make_ready(t);
     }
     w->self = pop(&w->ready);

@@ -52,6 +52,66 @@ double sim_atomic_add_f64(double *address, double value);
 uint32_t sim_atomic_add_u32(uint32_t *address, uint32_t value);
 uint64_t sim_atomic_add_u64(uint64_t *address, uint64_t value);
 
+// ---- called by a kernel, through ptx.h ------------------------------------------------------
+
+// 16 bytes from global to shared memory in the background; zeros if not `valid` (async.c).
+void sim_cp_async(void *smem, const void *gmem, bool valid);
+void sim_cp_async_commit(void);
+void sim_cp_async_wait(int pending); // until all but the last `pending` groups are complete
+void sim_cp_async_wait_all(void);    // and what is not committed yet
+
+// 1, 2 or 4 matrices of 8 x 8 16-bit elements from shared memory, and D = A B + D (tensor.c).
+void sim_ldmatrix(uint32_t *registers, int matrices, bool transposed, const void *row,
+                  const char *what, struct sim_place);
+void sim_mma_m16n8k16_fp16(float D[4], const uint32_t A[4], const uint32_t B[2], struct sim_place);
+void sim_mma_m16n8k16_bf16(float D[4], const uint32_t A[4], const uint32_t B[2], struct sim_place);
+float sim_exp2_approx(float);
+uint32_t sim_pack_fp16(float low, float high);
+uint32_t sim_pack_bf16(float low, float high);
+
+void sim_red_add_f32x4(float *address, const float value[4]);
+
+// ---- called by a kernel, through ptx_sm90.h -------------------------------------------------
+
+uint32_t sim_smem_address(const void *); // within smem
+
+// mbarrier.c
+void sim_mbarrier_init(void *bar, int count, struct sim_place);
+void sim_mbarrier_fence_init(void);
+void sim_mbarrier_arrive(void *bar, int bytes, const char *what, struct sim_place);
+void sim_mbarrier_wait(void *bar, int parity, const char *what, struct sim_place);
+void sim_named_barrier(int id, int threads, bool wait, struct sim_place);
+void sim_fence_proxy_async(void);
+
+// warpgroup.c
+bool sim_elect_one(struct sim_place);
+void sim_setmaxnreg(int registers, bool increase, struct sim_place);
+
+// tma.c: map is a CUtensorMap, made by tensor_map_encode()
+void sim_prefetch_tensormap(const void *map, struct sim_place);
+void sim_tma_load(void *smem, const void *map, void *bar, int rank, const int at[],
+                  struct sim_place);
+void sim_tma_store(const void *map, const void *smem, int rank, const int at[], struct sim_place);
+void sim_tma_store_commit(void);
+void sim_tma_store_wait(int pending, bool read, struct sim_place);
+
+// wgmma.c
+struct sim_wgmma {
+    float *D;                // N / 2 registers
+    const uint32_t *A;       // 4 registers; NULL: in shared memory
+    uint64_t smem_A, smem_B; // descriptors
+    int N;
+    bool fp16; // or bf16
+    bool A_mn_major, B_mn_major;
+    bool accumulate;
+    uint32_t pc; // filled in by sim_wgmma_start
+};
+void sim_wgmma_fence(void);
+void sim_wgmma_start(struct sim_wgmma *, struct sim_place);
+void sim_wgmma_commit(struct sim_place);
+void sim_wgmma_wait(int pending, struct sim_place);
+void sim_wgmma_expect_complete(const float *D, struct sim_place);
+
 // ---- called by the host side of a .cu file, through cuda.h ----------------------------------
 
 struct sim_launch {
@@ -79,7 +139,7 @@ struct sim_options {
 };
 
 enum { SIM_SMEM_MAX = 227 << 10, SIM_SMEM_STATIC_MAX = 48 << 10, SIM_MAX_BUFFERS = 128 };
-enum sim_kind { SIM_LOAD, SIM_STORE, SIM_ATOMIC, SIM_KINDS };
+enum sim_kind { SIM_LOAD, SIM_STORE, SIM_ATOMIC, SIM_TMA_LOAD, SIM_TMA_STORE, SIM_KINDS };
 
 // HBM: named buffers, 256-byte aligned, filled with NaN, with forbidden gaps between them. NULL: no
 // memory left.
@@ -96,6 +156,10 @@ void sim_reset(const struct sim_options *);
 const char *sim_error(void);
 // Empty, or the first thing since sim_reset that is allowed but unwise, in one line.
 const char *sim_warning(void);
+
+// Writes what waits and what is under way to a CSV file (timeline.c), from now on; NULL: no more.
+// False: the file cannot be written.
+bool sim_timeline(const char *path);
 
 struct sim_buffer_counts {
     char name[24];

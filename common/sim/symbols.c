@@ -203,11 +203,13 @@ static FILE *start_addr2line(const uint32_t *pc, int count) {
     return f;
 }
 
-static bool in_simulator(const char *line) { return strstr(line, "sim/cuda.h") != NULL; }
+static bool in_simulator(const char *line) {
+    return strstr(line, "common/sim/cuda.h") || strstr(line, "common/ptx");
+}
 
 // Binutils' addr2line reads the debug information. With -a the answer for each pc begins with the
-// number itself; -i unfolds inlined functions, innermost first, and the first that is not the
-// simulator's own header is where the kernel stands.
+// number itself; -i unfolds inlined functions, innermost first, and the first that is not in the
+// simulator's own headers or in ptx.h is where the kernel stands.
 void symbols_places(const uint32_t *pc, int count, struct place *out) {
     char line[sizeof out->text];
     int i = -1;

@@ -1,0 +1,146 @@
+// tensor.c - the matrix instructions of sm_80: ldmatrix and mma, and the arithmetic around them.
+//
+// Both are warp collectives: each lane brings its registers, the last one to come does the work of
+// all. The tables are those of the PTX ISA, "Matrix multiply-accumulate operation using mma
+// instruction"; there a lane is written as groupID = lane / 4, threadID_in_group = lane % 4.
+
+#include "dtype.h"
+#include "internal.h"
+
+#include <math.h>
+#include <string.h>
+
+// ---- ldmatrix -----------------------------------------------------------------------------------
+
+struct ldmatrix {
+    uint32_t *registers; // of the lane, one for each matrix
+    int matrices;
+    bool transposed;
+    const uint16_t *row; // 8 elements: row `lane % 8` of matrix `lane / 8`
+};
+
+static const struct ldmatrix *ldmatrix_of(void *const lanes[32], int lane) { return lanes[lane]; }
+
+// Lane l gets elements 2 (l % 4) and the next of row l / 4; transposed, of column l / 4.
+static void load_matrices(void *const lanes[32], uint32_t mask) {
+    (void)mask;
+    for (int lane = 0; lane < 32; lane++) {
+        const struct ldmatrix *me = ldmatrix_of(lanes, lane);
+        for (int m = 0; m < me->matrices; m++) {
+            int r = lane / 4, c = lane % 4 * 2;
+            const uint16_t *low = ldmatrix_of(lanes, 8 * m + (me->transposed ? c : r))->row;
+            const uint16_t *high = ldmatrix_of(lanes, 8 * m + (me->transposed ? c + 1 : r))->row;
+            me->registers[m] = me->transposed ? low[r] | (uint32_t)high[r] << 16
+                                              : low[c] | (uint32_t)high[c + 1] << 16;
+        }
+    }
+}
+
+// Lanes 0-7 give the rows of the first matrix, 8-15 of the second, and so on; what the others bring
+// is ignored. Each matrix is 8 rows of 16 bytes, one wavefront if the rows are in different banks,
+// and that is how the meter counts 16-byte accesses: 8 lanes at a time.
+void sim_ldmatrix(uint32_t *registers, int matrices, bool transposed, const void *row,
+                  const char *what, struct sim_place place) {
+    uint32_t pc = symbols_pc(__builtin_return_address(0));
+    if (sim_worker->self->lane < 8 * matrices) {
+        if (!memory_is_shared(row))
+            sim_fail("%s: the row is not in shared memory, at %s:%d", what, place.file, place.line);
+        memory_access(row, 16, SIM_LOAD, BY_WARP, pc);
+    }
+    struct ldmatrix mine = {registers, matrices, transposed, row};
+    scheduler_whole_warp(load_matrices, &mine, what, place);
+}
+
+// ---- mma ----------------------------------------------------------------------------------------
+
+struct mma {
+    float *D;
+    const uint32_t *A, *B;
+};
+
+typedef float (*to_float)(uint16_t);
+
+// Element i of a fragment: two 16-bit elements in each register, the first in the lower half.
+static float element(const uint32_t *fragment, int i, to_float convert) {
+    return convert((uint16_t)(fragment[i / 2] >> i % 2 * 16));
+}
+
+static void gather_A(void *const lanes[32], to_float convert, float A[16][16]) {
+    for (int lane = 0; lane < 32; lane++)
+        for (int i = 0; i < 8; i++) {
+            int row = lane / 4 + (i / 2 % 2 ? 8 : 0), k = lane % 4 * 2 + i % 2 + (i >= 4 ? 8 : 0);
+            A[row][k] = element(((const struct mma *)lanes[lane])->A, i, convert);
+        }
+}
+
+static void gather_B(void *const lanes[32], to_float convert, float B[16][8]) {
+    for (int lane = 0; lane < 32; lane++)
+        for (int i = 0; i < 4; i++) {
+            int k = lane % 4 * 2 + i % 2 + (i >= 2 ? 8 : 0), column = lane / 4;
+            B[k][column] = element(((const struct mma *)lanes[lane])->B, i, convert);
+        }
+}
+
+// PTX promises products and sums of "at least single precision" and no order. Measured on an A100
+// (Fasi, Higham, Mikaitis, Pranesh: "Numerical behavior of NVIDIA tensor cores", 2021), 8 products,
+// exact, are added to the accumulator in one step. So here: exact products (two 11-bit significands
+// fit a double many times), 8 at a time, one rounding to fp32. The hardware cuts off low bits of
+// the step where this rounds to nearest; sums of small integers are exact in both.
+static float dot(const float *a, const float B[16][8], int column, float sum) {
+    for (int step = 0; step < 16; step += 8) {
+        double exact = (double)sum;
+        for (int k = step; k < step + 8; k++) exact += (double)a[k] * (double)B[k][column];
+        sum = (float)exact;
+    }
+    return sum;
+}
+
+static void multiply(void *const lanes[32], to_float convert) {
+    float A[16][16], B[16][8];
+    gather_A(lanes, convert, A);
+    gather_B(lanes, convert, B);
+    for (int lane = 0; lane < 32; lane++)
+        for (int i = 0; i < 4; i++) {
+            float *d = &((const struct mma *)lanes[lane])->D[i];
+            *d = dot(A[lane / 4 + (i >= 2 ? 8 : 0)], B, lane % 4 * 2 + i % 2, *d);
+        }
+}
+
+static void multiply_fp16(void *const lanes[32], uint32_t mask) {
+    (void)mask;
+    multiply(lanes, fp16_to_float);
+}
+static void multiply_bf16(void *const lanes[32], uint32_t mask) {
+    (void)mask;
+    multiply(lanes, bf16_to_float);
+}
+
+void sim_mma_m16n8k16_fp16(float D[4], const uint32_t A[4], const uint32_t B[2],
+                           struct sim_place place) {
+    struct mma mine = {D, A, B};
+    scheduler_whole_warp(multiply_fp16, &mine, "mma_m16n8k16()", place);
+}
+void sim_mma_m16n8k16_bf16(float D[4], const uint32_t A[4], const uint32_t B[2],
+                           struct sim_place place) {
+    struct mma mine = {D, A, B};
+    scheduler_whole_warp(multiply_bf16, &mine, "mma_m16n8k16()", place);
+}
+
+// ---- arithmetic ---------------------------------------------------------------------------------
+
+// ex2.approx.ftz: subnormal inputs count as zero, and subnormal results become zero. The hardware's
+// answer is within 2^-22 of 2^x, relatively (PTX ISA, "ex2"); exp2f is nearer.
+float sim_exp2_approx(float x) {
+    float y = fpclassify(x) == FP_SUBNORMAL ? 1 : exp2f(x);
+    return fpclassify(y) == FP_SUBNORMAL ? 0 : y;
+}
+
+// cvt.rn: NaN becomes 0x7fff, the canonical one, whatever its sign and payload were.
+uint32_t sim_pack_fp16(float low, float high) {
+    uint32_t l = isnan(low) ? 0x7fff : fp16_from_float(low);
+    return l | (uint32_t)(isnan(high) ? 0x7fff : fp16_from_float(high)) << 16;
+}
+uint32_t sim_pack_bf16(float low, float high) {
+    uint32_t l = isnan(low) ? 0x7fff : bf16_from_float(low);
+    return l | (uint32_t)(isnan(high) ? 0x7fff : bf16_from_float(high)) << 16;
+}

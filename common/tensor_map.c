@@ -1,0 +1,59 @@
+// tensor_map.c - which boxes TMA can copy: the limits of cuTensorMapEncodeTiled (CUDA driver API,
+// "Tensor Map Object Management"), each with a line of its own. The driver says only
+// CUDA_ERROR_INVALID_VALUE.
+
+#include "tensor_map.h"
+#include "refuse.h"
+
+#include <inttypes.h>
+
+size_t tensor_box_bytes(const struct tensor_box *t) {
+    size_t bytes = (size_t)t->element_bytes;
+    for (int i = 0; i < t->rank; i++) bytes *= t->box[i];
+    return bytes;
+}
+
+static bool check_dimension(const struct tensor_box *t, int i, char *why, size_t why_size) {
+    if (t->size[i] < 1 || t->size[i] > (uint64_t)1 << 32)
+        return refuse(why, why_size,
+                      "tensor map: dimension %d has %" PRIu64 " elements; TMA takes 1 to 2^32", i,
+                      t->size[i]);
+    if (t->box[i] < 1 || t->box[i] > 256)
+        return refuse(why, why_size,
+                      "tensor map: the box has %" PRIu32
+                      " elements along dimension %d; TMA takes 1 to 256, make several copies",
+                      t->box[i], i);
+    if (i > 0 && (t->stride[i] % 16 || t->stride[i] >= (uint64_t)1 << 40))
+        return refuse(why, why_size,
+                      "tensor map: the stride of dimension %d is %" PRIu64
+                      " bytes; TMA takes multiples of 16 below 2^40, pad the rows",
+                      i, t->stride[i]);
+    return true;
+}
+
+bool tensor_box_check(const struct tensor_box *t, char *why, size_t why_size) {
+    if (t->rank < 2 || t->rank > TENSOR_MAX_RANK)
+        return refuse(why, why_size, "tensor map: %d dimensions; 2 to %d are supported", t->rank,
+                      TENSOR_MAX_RANK);
+    if (t->element_bytes != 1 && t->element_bytes != 2 && t->element_bytes != 4)
+        return refuse(why, why_size, "tensor map: elements of %d bytes; 1, 2 or 4 are supported",
+                      t->element_bytes);
+    if ((uintptr_t)t->base % 16)
+        return refuse(why, why_size,
+                      "tensor map: the tensor begins at an address that is %d "
+                      "modulo 16; TMA needs a multiple of 16",
+                      (int)((uintptr_t)t->base % 16));
+    for (int i = 0; i < t->rank; i++)
+        if (!check_dimension(t, i, why, why_size)) return false;
+    uint32_t row = t->box[0] * (uint32_t)t->element_bytes;
+    if (row % 16)
+        return refuse(
+            why, why_size,
+            "tensor map: a row of the box has %" PRIu32 " bytes; TMA needs a multiple of 16", row);
+    if (t->swizzle == SWIZZLE_128B && row > 128)
+        return refuse(why, why_size,
+                      "tensor map: a row of the box has %" PRIu32
+                      " bytes; with SWIZZLE_128B at most 128, make several copies",
+                      row);
+    return true;
+}

@@ -1,0 +1,312 @@
+// step05, rung 7: FlashAttention-2's forward, tuned, for every shape.
+//
+// The idea: nothing new, but everything in its place.
+//
+//   two blocks on a multiprocessor   one buffer for K and one for V, not two of each: V is on its
+//   way
+//                                    during Q K^T, the next K during P V. While one block waits at
+//                                    a barrier, the other multiplies
+//   weights where they are used      P is made 16 keys at a time, right before its product with V:
+//                                    exponentials and products of different keys overlap
+//   addresses                        a lane's address in a tile is computed once; every fragment is
+//                                    that address with some bits flipped
+//   order of the blocks              with a causal mask the longest tiles of all heads come first,
+//   so
+//                                    that the last ones to start are short
+//   O                                leaves through shared memory, 16 bytes a lane
+//   every d                          padded with zeros to 64, 128 or 256 on the chip
+//
+// New since rung 6: each of these.
+//
+// Run:     make run ARGS="--kernel fa2 -d 64"     (in this folder)
+// Limits:  fp16, bf16; forward only.
+
+#include "swizzle.h"
+
+namespace step05_7 {
+
+using namespace step05;
+
+constexpr float Log2e = 1.44269504f;
+constexpr float Most = 8; // weights are at most 2^Most
+
+// D: d padded. A warp has Blocks blocks of 16 queries; O of 32 x 256 would not fit into registers.
+template <int D> struct tiling {
+    static constexpr int Blocks = D == 256 ? 1 : 2;
+    static constexpr int Warps = 4, Threads = Warps * Lanes;
+    static constexpr int Br = Warps * Blocks * 16;
+    static constexpr int Bc = D == 64 ? 128 : 64;
+    static constexpr int Elements = (Br + 2 * Bc) * D; // of Q, K and V in shared memory
+    static constexpr int RowsAtOnce = Threads / (D / Chunk);
+};
+
+// Starts copying `rows` rows of d elements; zeros for the rest of the Rows x D. A thread has the
+// same chunk of every row that it copies.
+template <class T, int Rows, int D>
+__device__ static void start_copy(T *tile, const T *hbm, int rows, int d) {
+    const int Step = tiling<D>::RowsAtOnce;
+    int c = threadIdx.x % (D / Chunk) * Chunk, r0 = threadIdx.x / (D / Chunk);
+#pragma unroll
+    for (int r = r0; r < Rows + r0; r += Step)
+        cp_async_16(tile + swizzled<D>(r, c), hbm + (size_t)r * d + c, r < rows && c < d);
+}
+
+// Where a lane's fragment at (r, c) of a tile lies, for r a multiple of 16 and c of 16, when `at`
+// is where its fragment at (0, 0) lies. Rows that are 16 apart are swizzled alike; columns flip
+// bits.
+template <class T, int D> __device__ static const T *moved(const T *at, int r, int c) {
+    uintptr_t address = (uintptr_t)at ^ (c % 64 * sizeof(T));
+    return (const T *)address + r * D + c / 64 * 64;
+}
+
+struct rows {
+    float m[2] = {-INFINITY, -INFINITY}; // what the exponents of l and O are measured from
+    float l[2] = {0, 0};                 // of the lane's own elements
+};
+
+// The maxima of 16 rows; O and l are rescaled when one of them has grown by more than 2^Most.
+template <int Columns, int D>
+__device__ static void update_maxima(const float (&S)[Columns / 8][4], float (&O)[D / 8][4],
+                                     rows &r, float c) {
+    float m[2];
+    bool grown = false;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        m[half] = r.m[half];
+#pragma unroll
+        for (int n = 0; n < Columns / 8; n++)
+            m[half] = fmaxf(m[half], fmaxf(S[n][2 * half], S[n][2 * half + 1]));
+        m[half] = max_of_quad(m[half]);
+        grown |= c * (m[half] - r.m[half]) > Most; // NaN, from -infinity to -infinity, is not
+    }
+    if (!__any_sync(~0u, grown)) return;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float factor = exp2_approx(m[half] == -INFINITY ? 0 : c * (r.m[half] - m[half]));
+        r.m[half] = m[half];
+        r.l[half] *= factor;
+#pragma unroll
+        for (int n = 0; n < D / 8; n++) {
+            O[n][2 * half] *= factor;
+            O[n][2 * half + 1] *= factor;
+        }
+    }
+}
+
+// The weights of 16 keys, as a left operand, and their sums.
+template <class T>
+__device__ static fragment weights(const float (&left)[4], const float (&right)[4], rows &r,
+                                   float c, const float (&c_m)[2]) {
+    float P[2][4];
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        P[0][e] = exp2_approx(c * left[e] - c_m[e / 2]);
+        P[1][e] = exp2_approx(c * right[e] - c_m[e / 2]);
+        r.l[e / 2] += P[0][e] + P[1][e];
+    }
+    return {{pack<T>(P[0][0], P[0][1]), pack<T>(P[0][2], P[0][3]), pack<T>(P[1][0], P[1][1]),
+             pack<T>(P[1][2], P[1][3])}};
+}
+
+template <int Columns>
+__device__ static void mask(float (&S)[Columns / 8][4], const shape &s, int i, int j) {
+    int lane = threadIdx.x % Lanes, g = lane / 4, t = lane % 4;
+    // How many of the tile's keys each of the lane's two rows sees, counted from the lane's first.
+    for (int half = 0; half < 2; half++) {
+        int row = i + g + 8 * half, last = s.causal ? min(row + s.Nk - s.Nq, s.Nk - 1) : s.Nk - 1;
+        int seen = last - j - 2 * t;
+#pragma unroll
+        for (int n = 0; n < Columns / 8; n++) {
+            if (8 * n > seen) S[n][2 * half] = -INFINITY;
+            if (8 * n + 1 > seen) S[n][2 * half + 1] = -INFINITY;
+        }
+    }
+}
+
+// grid: B * H * ceil(Nq / Br) tiles of queries
+template <class T, int D>
+__global__ void __launch_bounds__(tiling<D>::Threads, D == 256 ? 1 : 2)
+    fa2(const T *Q_hbm,       // [B, H, Nq, d]
+        const T *K_hbm,       // [B, Hkv, Nk, d]
+        const T *V_hbm,       // [B, Hkv, Nk, d]
+        T *O_hbm,             // [B, H, Nq, d]
+        float *LSE_hbm,       // [B, H, Nq]
+        shape s, int heads) { // heads = B * H
+    constexpr int Blocks = tiling<D>::Blocks, Br = tiling<D>::Br, Bc = tiling<D>::Bc;
+    T *Q_smem = (T *)smem, *K_smem = Q_smem + Br * D, *V_smem = K_smem + Bc * D;
+    int tiles = (s.Nq + Br - 1) / Br;
+    // With a mask the last tile of queries has most to do: of all heads, it comes first.
+    int bh = s.causal ? blockIdx.x % heads : blockIdx.x / tiles;
+    int tile = s.causal ? tiles - 1 - blockIdx.x / heads : blockIdx.x % tiles;
+    int i0 = tile * Br, warp = threadIdx.x / Lanes, lane = threadIdx.x % Lanes;
+    int first = warp * Blocks * 16; // the warp's first row of the tile
+    size_t row = (size_t)bh * s.Nq + i0, key = kv_head(s, bh) * s.Nk;
+    const T *q_at = Q_smem + swizzled<D>(first + lane % 16, lane / 16 * 8);
+    const T *k_at = K_smem + swizzled<D>(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8);
+    const T *v_at = V_smem + swizzled<D>(lane % 16, lane / 16 * 8);
+    float c = s.scale * Log2e;
+
+    float O[Blocks][D / 8][4] = {};
+    rows r[Blocks];
+    int keys = keys_seen(s, i0 + Br);
+    start_copy<T, Br, D>(Q_smem, Q_hbm + row * s.d, s.Nq - i0, s.d);
+    if (keys > 0) start_copy<T, Bc, D>(K_smem, K_hbm + key * s.d, s.Nk, s.d);
+    for (int j0 = 0; j0 < keys; j0 += Bc) {
+        cp_async_wait_all();
+        __syncthreads(); // K (and Q) have arrived, and all have read the V before
+        start_copy<T, Bc, D>(V_smem, V_hbm + (key + j0) * s.d, s.Nk - j0, s.d);
+
+        float S[Blocks][Bc / 8][4] = {};
+#pragma unroll
+        for (int k = 0; k < D; k += 16) {
+            fragment q[Blocks];
+#pragma unroll
+            for (int b = 0; b < Blocks; b++) ldmatrix_x4(q[b].x, moved<T, D>(q_at, 16 * b, k));
+#pragma unroll
+            for (int n = 0; n < Bc / 8; n += 2) {
+                fragment x;
+                ldmatrix_x4(x.x, moved<T, D>(k_at, 8 * n, k));
+#pragma unroll
+                for (int b = 0; b < Blocks; b++) {
+                    mma_m16n8k16<T>(S[b][n], q[b].x, x.x[0], x.x[1]);
+                    mma_m16n8k16<T>(S[b][n + 1], q[b].x, x.x[2], x.x[3]);
+                }
+            }
+        }
+#pragma unroll
+        for (int b = 0; b < Blocks; b++) {
+            int i = i0 + first + 16 * b;
+            if (!visible(s, i, j0 + Bc - 1)) mask<Bc>(S[b], s, i, j0);
+            update_maxima<Bc, D>(S[b], O[b], r[b], c);
+        }
+        float c_m[Blocks][2];
+#pragma unroll
+        for (int b = 0; b < Blocks; b++)
+            for (int half = 0; half < 2; half++)
+                c_m[b][half] = r[b].m[half] == -INFINITY ? 0 : c * r[b].m[half];
+
+        cp_async_wait_all();
+        __syncthreads(); // V has arrived, and all have read K
+        if (j0 + Bc < keys)
+            start_copy<T, Bc, D>(K_smem, K_hbm + (key + j0 + Bc) * s.d, s.Nk - j0 - Bc, s.d);
+#pragma unroll
+        for (int k = 0; k < Bc / 16; k++) {
+            fragment p[Blocks];
+#pragma unroll
+            for (int b = 0; b < Blocks; b++)
+                p[b] = weights<T>(S[b][2 * k], S[b][2 * k + 1], r[b], c, c_m[b]);
+#pragma unroll
+            for (int n = 0; n < D / 8; n += 2) {
+                fragment x;
+                ldmatrix_x4_trans(x.x, moved<T, D>(v_at, 16 * k, 8 * n));
+#pragma unroll
+                for (int b = 0; b < Blocks; b++) {
+                    mma_m16n8k16<T>(O[b][n], p[b].x, x.x[0], x.x[1]);
+                    mma_m16n8k16<T>(O[b][n + 1], p[b].x, x.x[2], x.x[3]);
+                }
+            }
+        }
+    }
+    cp_async_wait_all();
+    __syncthreads(); // all have read Q; or, in a block without keys, it has arrived for nothing
+
+    // O / l goes to the place of Q, and then out, row by row.
+    T *O_smem = Q_smem + first * D;
+#pragma unroll
+    for (int b = 0; b < Blocks; b++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float l = sum_of_quad(r[b].l[half]);
+            float inverse = 1 / (l > 0 ? l : 1); // a row that sees no key: O = 0
+            int at = 16 * b + lane / 4 + 8 * half;
+#pragma unroll
+            for (int n = 0; n < D / 8; n++)
+                *(uint32_t *)&O_smem[swizzled<D>(at, 8 * n) + lane % 4 * 2] =
+                    pack<T>(O[b][n][2 * half] * inverse, O[b][n][2 * half + 1] * inverse);
+            if (lane % 4 == 0 && i0 + first + at < s.Nq)
+                LSE_hbm[row + first + at] = s.scale * r[b].m[half] + logf(l);
+        }
+    __syncwarp(); // the warp's rows are complete
+    int column = lane % (D / Chunk) * Chunk;
+#pragma unroll
+    for (int at = lane / (D / Chunk); at < 16 * Blocks; at += Lanes / (D / Chunk))
+        if (i0 + first + at < s.Nq && column < s.d)
+            *(uint4 *)&O_hbm[(row + first + at) * s.d + column] =
+                *(const uint4 *)&O_smem[swizzled<D>(at, column)];
+}
+
+// ---- the host's side: what the harness asks of a rung ------------------------------------------
+
+static int padded(int d) { return d <= 64 ? 64 : d <= 128 ? 128 : 256; }
+
+template <class T, int D> static void launch(const attn_problem *p, const attn_tensors *t) {
+    constexpr int bytes = tiling<D>::Elements * sizeof(T);
+    unsigned grid = p->batch * p->heads * ceil_div(p->seqlen_q, tiling<D>::Br);
+    cudaFuncSetAttribute(fa2<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    LAUNCH((fa2<T, D>), grid, tiling<D>::Threads, bytes, (const T *)t->Q, (const T *)t->K,
+           (const T *)t->V, (T *)t->O, t->LSE, shape_of(p), p->batch * p->heads);
+}
+
+template <class T> static void launch_padded(const attn_problem *p, const attn_tensors *t) {
+    int D = padded(p->head_dim);
+    (D == 64 ? launch<T, 64> : D == 128 ? launch<T, 128> : launch<T, 256>)(p, t);
+}
+
+static void forward(const attn_problem *p, const attn_tensors *t) {
+    (p->dtype == ATTN_FP16 ? launch_padded<__half> : launch_padded<__nv_bfloat16>)(p, t);
+}
+
+template <int D> static int bytes_of_tiles() { return tiling<D>::Elements * 2; }
+
+static bool supports(const attn_problem *p, unsigned, char *why, size_t why_size) {
+    int D = padded(p->head_dim);
+    int bytes = D == 64    ? bytes_of_tiles<64>()
+                : D == 128 ? bytes_of_tiles<128>()
+                           : bytes_of_tiles<256>();
+    return fits(p, bytes, why, why_size);
+}
+
+// Rows of d elements of 2 bytes are whole sectors only if d is a multiple of 16. So: the sectors of
+// `rows` rows from row `first` of a tensor, asked for in requests of a warp, `at_once` rows each.
+static uint64_t tile_sectors(uint64_t first, uint64_t rows, uint64_t d, uint64_t at_once) {
+    return request_sectors(first * d * 2, rows * d * 2, at_once * d * 2);
+}
+
+template <int D> static attn_traffic model_of(const attn_problem *p) {
+    const int Br = tiling<D>::Br, Bc = tiling<D>::Bc, at_once = Lanes / (D / Chunk);
+    shape s = shape_of(p);
+    uint64_t load = 0, store = 0;
+    for (int bh = 0; bh < p->batch * p->heads; bh++)
+        for (int i0 = 0; i0 < s.Nq; i0 += Br) {
+            uint64_t row = (uint64_t)bh * s.Nq + i0, rows = min(Br, s.Nq - i0);
+            uint64_t Q = tile_sectors(row, rows, s.d, at_once), K = 0;
+            uint64_t kv = (bh / s.heads * s.kv_heads + bh % s.heads / (s.heads / s.kv_heads));
+            for (int j0 = 0; j0 < keys_seen(s, i0 + Br); j0 += Bc)
+                K += tile_sectors(kv * s.Nk + j0, min(Bc, s.Nk - j0), s.d, at_once);
+            load += Q + 2 * K;
+            store += Q + request_sectors(row * sizeof(float), rows * sizeof(float), 32); // O, LSE
+        }
+    return {.load = load * SECTOR, .store = store * SECTOR};
+}
+
+static attn_traffic model(const attn_problem *p, unsigned) {
+    int D = padded(p->head_dim);
+    return D == 64 ? model_of<64>(p) : D == 128 ? model_of<128>(p) : model_of<256>(p);
+}
+
+static const attn_kernel kernel = {
+    .step = "step05_fa2_partitioning",
+    .rung = 7,
+    .name = "fa2",
+    .idea = "tuned: two blocks on a multiprocessor, every shape",
+    .formula = "about 4 d N^2 / Br loaded for each head",
+    .dtypes = 1u << ATTN_BF16 | 1u << ATTN_FP16,
+    .passes = ATTN_FORWARD,
+    .least_sm = 80,
+    .supports = supports,
+    .forward = forward,
+    .model = model,
+};
+ATTN_REGISTER(kernel);
+
+} // namespace step05_7

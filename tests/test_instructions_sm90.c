@@ -1,0 +1,302 @@
+// test_instructions_sm90.c - does each instruction of ptx_sm90.h do what the PTX ISA says? On
+// either machine; what the answers are taken from is said in test_instructions.c.
+
+#include "dtype.h"
+#include "instructions_sm90.h"
+#include "machine.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct machine machine;
+
+static void open_machine(void) {
+    char why[300];
+    cr_assert(machine_open(&(struct machine_options){0}, &machine, why, sizeof why), "%s", why);
+    if (machine.sm != 90) cr_skip_test("these instructions are Hopper's alone");
+}
+
+TestSuite(instructions_sm90, .init = open_machine);
+
+// ---- running ------------------------------------------------------------------------------------
+
+// What runs now: one of the list, or a copy.
+static const char *kernel;
+static struct tensor_box box;
+static int at[4], out_size;
+
+static void call(const struct attn_problem *p, const struct attn_tensors *t) {
+    (void)p;
+    if (!strcmp(kernel, "load"))
+        instruction_tma_load(&box, at, t->Q, t->O);
+    else if (!strcmp(kernel, "store"))
+        instruction_tma_store(&box, at, t->Q, t->O, out_size);
+    else
+        instruction_sm90_run(kernel, t->Q, t->O);
+}
+
+static struct measurement result;
+
+static void run(const char *name, const void *in, size_t in_bytes, void *out, size_t out_bytes) {
+    void *in_device = machine_alloc("in", in_bytes), *out_device = machine_alloc("out", out_bytes);
+    machine_write(in_device, in, in_bytes);
+    machine_poison(out_device, out_bytes);
+    struct attn_problem problem = {0};
+    struct attn_tensors tensors = {.Q = in_device, .O = out_device};
+    kernel = name;
+    out_size = (int)out_bytes;
+    machine_run(&(struct machine_work){call, &problem, &tensors}, &result);
+    cr_assert_str_empty(result.error, "%s", result.error);
+    machine_read(out, out_device, out_bytes);
+    machine_free(in_device), machine_free(out_device);
+}
+
+// Integers in [-8, 8), different in each place, the same in every run.
+static int small(int i) { return (int)((uint32_t)(i + 1) * 2654435761u >> 28) - 8; }
+
+// ---- TMA ----------------------------------------------------------------------------------------
+
+// A tensor of 16-bit numbers that say where they stand, with gaps behind each row and each plane.
+enum { SX = 40, SY = 9, SZ = 3, SW = 2, PITCH = 48, PLANE = 10 * PITCH, VOLUME = 3 * PLANE };
+static uint16_t tensor[SW * VOLUME];
+
+static int number_of(int x, int y, int z, int w) { return w * VOLUME + z * PLANE + y * PITCH + x; }
+
+// A box of columns x rows x planes x volumes, and where it begins.
+static void choose(int rank, enum tensor_swizzle swizzle, const int size[4], const int begin[4]) {
+    box = (struct tensor_box){.element_bytes = 2,
+                              .rank = rank,
+                              .size = {SX, SY, SZ, SW},
+                              .stride = {2, PITCH * 2, PLANE * 2, VOLUME * 2},
+                              .swizzle = swizzle};
+    for (int i = 0; i < 4; i++) {
+        box.box[i] = (uint32_t)(i < rank ? size[i] : 1);
+        at[i] = i < rank ? begin[i] : 0;
+    }
+}
+
+static bool is_inside(int x, int y, int z, int w) {
+    return x >= 0 && x < SX && y >= 0 && y < SY && z >= 0 && z < SZ && w >= 0 && w < SW;
+}
+
+// In shared memory the box's elements follow each other, x fastest. Swizzled, look at it as lines
+// of 128 bytes: in line l, piece c of 16 bytes (8 elements) is where c xor l % 8 would be.
+static int index_in_smem(int i) {
+    if (box.swizzle == SWIZZLE_NONE) return i;
+    int line = i / 64, piece = i % 64 / 8;
+    return line * 64 + (piece ^ line % 8) * 8 + i % 8;
+}
+
+// Calls f for each element of the box: its number in shared memory, and in the tensor (-1:
+// outside).
+static void each_element(void (*f)(int in_smem, int in_tensor)) {
+    int i = 0;
+    for (int w = 0; w < (int)box.box[3]; w++)
+        for (int z = 0; z < (int)box.box[2]; z++)
+            for (int y = 0; y < (int)box.box[1]; y++)
+                for (int x = 0; x < (int)box.box[0]; x++, i++) {
+                    int X = at[0] + x, Y = at[1] + y, Z = at[2] + z, W = at[3] + w;
+                    bool inside = is_inside(X, Y, Z, W);
+                    f(index_in_smem(i), inside ? number_of(X, Y, Z, W) : -1);
+                }
+}
+
+static uint16_t shared[8192], wanted[sizeof tensor / 2];
+
+static void expect_loaded(int in_smem, int in_tensor) {
+    int right = in_tensor < 0 ? 0 : tensor[in_tensor];
+    cr_assert_eq(shared[in_smem], right, "rank %d at (%d, %d, %d, %d), element %d: %d, not %d",
+                 box.rank, at[0], at[1], at[2], at[3], in_smem, shared[in_smem], right);
+}
+
+static void store_wanted(int in_smem, int in_tensor) {
+    if (in_tensor >= 0) wanted[in_tensor] = shared[in_smem];
+}
+
+static void expect_copies(int rank, enum tensor_swizzle swizzle, const int size[4],
+                          const int begin[4]) {
+    choose(rank, swizzle, size, begin);
+    size_t bytes = tensor_box_bytes(&box);
+    for (int i = 0; i < SW * VOLUME; i++) tensor[i] = (uint16_t)(i + 1);
+    memset(shared, 0xee, sizeof shared);
+    run("load", tensor, sizeof tensor, shared, bytes);
+    each_element(expect_loaded);
+    if (machine.simulated) cr_expect_eq(result.asked.tma_load, bytes, "whole boxes");
+
+    static uint16_t out[sizeof tensor / 2];
+    for (unsigned i = 0; i < bytes / 2; i++) shared[i] = (uint16_t)(7 * i + 1);
+    memset(wanted, 0, sizeof wanted);
+    each_element(store_wanted);
+    run("store", shared, bytes, out, sizeof out);
+    cr_expect_arr_eq(out, wanted, sizeof wanted, "rank %d at (%d, %d, %d, %d)", rank, at[0], at[1],
+                     at[2], at[3]);
+    if (machine.simulated) cr_expect_eq(result.asked.tma_store, bytes, "whole boxes");
+}
+
+#define SIZE(...)                                                                                  \
+    (const int[4]) { __VA_ARGS__ }
+
+Test(instructions_sm90, boxes_inside_of_the_tensor) {
+    expect_copies(2, SWIZZLE_NONE, SIZE(8, 4), SIZE(16, 3));
+    expect_copies(2, SWIZZLE_NONE, SIZE(40, 9), SIZE(0, 0));
+    expect_copies(3, SWIZZLE_NONE, SIZE(16, 3, 2), SIZE(8, 2, 1));
+    expect_copies(4, SWIZZLE_NONE, SIZE(24, 5, 2, 2), SIZE(3, 4, 1, 0));
+}
+
+Test(instructions_sm90, boxes_partly_outside) {
+    expect_copies(2, SWIZZLE_NONE, SIZE(64, 16), SIZE(0, 0));
+    expect_copies(2, SWIZZLE_NONE, SIZE(16, 8), SIZE(-5, -3));
+    expect_copies(3, SWIZZLE_NONE, SIZE(16, 4, 4), SIZE(30, 7, 1));
+    expect_copies(4, SWIZZLE_NONE, SIZE(8, 4, 2, 2), SIZE(36, -1, 2, 1));
+    expect_copies(2, SWIZZLE_NONE, SIZE(8, 2), SIZE(100, 100));
+}
+
+Test(instructions_sm90, swizzled_boxes) {
+    expect_copies(2, SWIZZLE_128B, SIZE(64, 9), SIZE(0, 0));
+    expect_copies(2, SWIZZLE_128B, SIZE(64, 20), SIZE(-7, -2));
+    expect_copies(3, SWIZZLE_128B, SIZE(64, 5, 3), SIZE(8, 2, 0));
+    expect_copies(4, SWIZZLE_128B, SIZE(64, 16, 1, 1), SIZE(0, 3, 2, 1));
+}
+
+// ---- barriers -----------------------------------------------------------------------------------
+
+static void expect_ring(const char *name) {
+    uint32_t in[5][32], out[5][32];
+    for (unsigned i = 0; i < 160; i++) (&in[0][0])[i] = i;
+    run(name, in, sizeof in, out, sizeof out);
+    for (int i = 0; i < 5; i++)
+        for (int lane = 0; lane < 32; lane++)
+            cr_expect_eq(out[i][lane], in[i][31 - lane], "turn %d, lane %d", i, lane);
+}
+
+Test(instructions_sm90, mbarriers_go_through_phases) { expect_ring("mbarrier ring"); }
+Test(instructions_sm90, named_barriers_part_arriving_from_waiting) { expect_ring("named ring"); }
+
+Test(instructions_sm90, one_lane_of_each_warp_is_elected) {
+    uint32_t in = 0, out[12];
+    run("roles", &in, sizeof in, out, sizeof out);
+    for (int warp = 0; warp < 12; warp++) cr_expect_eq(out[warp], 1, "warp %d", warp);
+}
+
+// ---- wgmma --------------------------------------------------------------------------------------
+
+enum { K = 64 };
+
+static int A_at(int m, int k) { return small(m * K + k); }
+static int B_at(int k, int n) { return small(5000 + n * K + k); }
+
+// PTX ISA's figure of D: which thread and which register hold element (row, column).
+static float held(const float *out, int N, int row, int column) {
+    int thread = row / 16 * 32 + row % 8 * 4 + column % 8 / 2;
+    int i = column / 8 * 4 + row % 16 / 8 * 2 + column % 2;
+    return out[thread * N / 2 + i];
+}
+
+// "fp16 64 kk swizzled": type, N, majors.
+static void expect_product(const char *name) {
+    char type[8], majors[4];
+    int N;
+    cr_assert_eq(sscanf(name, "%7s %d %3s", type, &N, majors), 3);
+    bool fp16 = !strcmp(type, "fp16"), A_by_k = majors[0] != 'm', B_by_k = majors[1] == 'k';
+    uint16_t (*encode)(float) = fp16 ? fp16_from_float : bf16_from_float;
+    static uint16_t in[(64 + 256) * K];
+    static float out[128 * 128];
+    for (int k = 0; k < K; k++) {
+        for (int m = 0; m < 64; m++)
+            in[A_by_k ? m * K + k : k * 64 + m] = encode((float)A_at(m, k));
+        for (int n = 0; n < N; n++)
+            in[64 * K + (B_by_k ? n * K + k : k * N + n)] = encode((float)B_at(k, n));
+    }
+    run(name, in, (size_t)(64 + N) * K * 2, out, (size_t)N * 64 * 4);
+    for (int m = 0; m < 64; m++)
+        for (int n = 0; n < N; n++) {
+            int sum = 0;
+            for (int k = 0; k < K; k++) sum += A_at(m, k) * B_at(k, n);
+            cr_assert_eq(held(out, N, m, n), (float)sum, "%s: (%d, %d) is %g, not %d", name, m, n,
+                         held(out, N, m, n), sum);
+        }
+}
+
+Test(instructions_sm90, wgmma_along_k) {
+    expect_product("fp16 64 kk swizzled");
+    expect_product("bf16 64 kk swizzled");
+    expect_product("fp16 8 kk swizzled");
+    expect_product("bf16 176 kk swizzled");
+    expect_product("fp16 256 kk swizzled");
+}
+
+Test(instructions_sm90, wgmma_along_m_and_n) {
+    expect_product("fp16 24 kn swizzled");
+    expect_product("fp16 128 mn swizzled");
+    expect_product("bf16 176 kn swizzled");
+    expect_product("fp16 256 mn swizzled");
+}
+
+Test(instructions_sm90, wgmma_without_swizzling) {
+    expect_product("fp16 64 kk plain");
+    expect_product("fp16 96 kn plain");
+    expect_product("bf16 40 mk plain");
+}
+
+Test(instructions_sm90, wgmma_with_A_in_registers) {
+    expect_product("fp16 64 rk swizzled");
+    expect_product("bf16 128 rn swizzled");
+}
+
+Test(instructions_sm90, a_pipeline_of_all) {
+    enum { WIDTH = 320 };
+    static uint16_t in[(128 + 64) * WIDTH];
+    static float out[128 * 64];
+    for (int i = 0; i < (128 + 64) * WIDTH; i++) in[i] = fp16_from_float((float)small(i));
+    run("pipeline", in, sizeof in, out, sizeof out);
+    for (int i = 0; i < 128; i++)
+        for (int j = 0; j < 64; j++) {
+            int sum = 0;
+            for (int k = 0; k < WIDTH; k++)
+                sum += small(i * WIDTH + k) * small((128 + j) * WIDTH + k);
+            cr_assert_eq(out[i * 64 + j], (float)sum, "(%d, %d): %g, not %d", i, j, out[i * 64 + j],
+                         sum);
+        }
+}
+
+// ---- what TMA cannot copy -----------------------------------------------------------------------
+
+static void expect_refused(struct tensor_box b, const char *words) {
+    char why[300] = "";
+    cr_expect(!tensor_box_check(&b, why, sizeof why));
+    cr_expect(strstr(why, words), "'%s' does not say '%s'", why, words);
+    cr_expect_null(strchr(why, '\n'));
+}
+
+Test(instructions_sm90, impossible_boxes_are_refused_in_a_line) {
+    struct tensor_box right = {.base = (void *)4096,
+                               .element_bytes = 2,
+                               .rank = 2,
+                               .size = {64, 100},
+                               .stride = {2, 128},
+                               .box = {64, 64},
+                               .swizzle = SWIZZLE_128B},
+                      b;
+    char why[300];
+    cr_expect(tensor_box_check(&right, why, sizeof why), "%s", why);
+    cr_expect_eq(tensor_box_bytes(&right), 8192);
+    b = right, b.stride[1] = 136;
+    expect_refused(b, "the stride of dimension 1 is 136 bytes");
+    b = right, b.base = (void *)4104;
+    expect_refused(b, "begins at an address that is 8 modulo 16");
+    b = right, b.box[1] = 257;
+    expect_refused(b, "the box has 257 elements along dimension 1");
+    b = right, b.box[0] = 72;
+    expect_refused(b, "a row of the box has 144 bytes; with SWIZZLE_128B at most 128");
+    b = right, b.box[0] = 4;
+    expect_refused(b, "a row of the box has 8 bytes");
+    b = right, b.size[0] = 0;
+    expect_refused(b, "dimension 0 has 0 elements");
+    b = right, b.rank = 5;
+    expect_refused(b, "5 dimensions");
+    b = right, b.element_bytes = 8;
+    expect_refused(b, "elements of 8 bytes");
+}
