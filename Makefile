@@ -40,7 +40,7 @@ IS_CLANG := $(findstring clang,$(shell $(CXX) --version 2>/dev/null))
 # (common/sim/memory.c), and so that the code stays in the order of the source.
 SIM_gcc    := -O1 -fno-tree-loop-im -fno-thread-jumps -fno-tree-dominator-opts -fno-extern-tls-init -fno-reorder-blocks --param tsan-instrument-func-entry-exit=0 \
               -fsanitize-coverage=trace-pc
-SIM_clang  := -O1 -fno-vectorize -fno-slp-vectorize -mllvm -disable-vector-combine \
+SIM_clang  := -O1 -Wno-pass-failed -fno-vectorize -fno-slp-vectorize -mllvm -disable-vector-combine \
               -mllvm -disable-loop-idiom-all -mllvm -licm-mssa-optimization-cap=0 \
               -mllvm -simplifycfg-max-small-block-size=0 \
               -mllvm -tsan-instrument-read-before-write \
