@@ -183,14 +183,14 @@ $(BUILD)/gpu/run_tests: $(BUILD)/tests/test_kernels.o $(BUILD)/tests/test_instru
 
 # The tests of one step with a fault in it (tests/mutants.py): $(BUILD)/mutants/NAME/run_tests has, instead of
 # the kernel file FILE=step00_naive/attention.cu, the copy $(BUILD)/mutants/NAME/step00_naive/attention.cu,
-# and where there are headers beside it, or in $(BUILD)/mutants/NAME/common, it is compiled with these.
+# and where there are headers beside it, in $(BUILD)/mutants/NAME/common or in another step there, with these.
 # Of the other steps it has only those that this one needs, and of the tests those of kernels and of this step.
 ifneq ($(FILE),)
 FILE_STEP := $(patsubst %/,%,$(dir $(FILE)))
 FILE_TESTS := $(patsubst %.c,$(BUILD)/%.o,tests/test_kernels.c $(wildcard tests/test_step$(call number_of,$(FILE_STEP)).c))
 FILE_KERNELS := $(addprefix $(BUILD)/sim/,$(call kernels,$(FILE_STEP) $(call links_of,$(FILE_STEP))))
 $(BUILD)/mutants/%.o: $(BUILD)/mutants/%.cu
-	$(Q)$(CXX) -I$(<D)/../common $(SIM_CXXFLAGS) -w -I$(FILE_STEP) -c $< -o $@
+	$(Q)$(CXX) -I$(<D)/.. -I$(<D)/../common $(SIM_CXXFLAGS) -w -I$(FILE_STEP) -c $< -o $@
 $(BUILD)/mutants/%/run_tests: $(BUILD)/mutants/%/$(FILE:.cu=.o) $(FILE_TESTS) $(LIBRARY) $(SIM) \
         $(filter-out $(BUILD)/sim/$(FILE:.cu=.o),$(FILE_KERNELS))
 	$(SIM_LINK) -lcriterion
