@@ -300,6 +300,23 @@ static void uneven_d(const struct attn_kernel *k, enum attn_dtype dtype) {
 
 Test(kernels, all_are_right_at_an_uneven_d) { every_kernel(uneven_d); }
 
+// With one key more than queries, the last query of each tile sees the first key of the next tile
+// of keys, and no other query of its tile does.
+static void one_key_more(const struct attn_kernel *k, enum attn_dtype dtype) {
+    struct attn_problem p = {.batch = 1,
+                             .heads = 1,
+                             .kv_heads = 1,
+                             .seqlen_q = 129,
+                             .seqlen_k = 130,
+                             .head_dim = 64,
+                             .causal = true,
+                             .smem = 49152,
+                             .dtype = dtype};
+    expect_right(k, BOTH, false, p, &(struct source){NULL, DATA_NORMAL, 42});
+}
+
+Test(kernels, all_are_right_with_one_key_more_than_queries) { every_kernel(one_key_more); }
+
 // Longer than the cases: with no maximum subtracted, large inputs overflow at any length, but what
 // depends on the length may begin only here.
 static void longer(const struct attn_kernel *k, enum attn_dtype dtype) {
