@@ -34,9 +34,10 @@
 //     }
 //     __syncthreads();                         // nor other threads
 //     …
-//     mbarrier_arrive_expect_tx(&full, bytes); // one thread: "I arrive, and so many bytes will
-//     come" tma_load_2d(tile, &map, &full, x, y); … mbarrier_wait(&full, phase % 2);         // all
-//     that read the tile
+//     mbarrier_arrive_expect_tx(&full, bytes); // one thread: so many bytes will come
+//     tma_load_2d(tile, &map, &full, x, y);
+//     …
+//     mbarrier_wait(&full, phase % 2);         // all that read the tile
 
 #ifdef __CUDACC__
 PTX void mbarrier_init(uint64_t *bar, int count) {

@@ -10,16 +10,17 @@
 // Run:     make run ARGS="--kernel split-q,split-k,lean -d 64"     (in this folder)
 // Limits:  fp16, bf16; d = 64; forward only. A variant: for comparison.
 
+#include "lean.h"
 #include "swizzle.h"
 
 namespace step05_6k {
 
 using namespace step05;
+using lean::Log2e, lean::Most, lean::rows;
 
 constexpr int Br = 64, Bc = 64;
 constexpr int Blocks = Br / 16; // of 16 rows
 constexpr int Warps = Bc / 16, Threads = Warps * Lanes;
-constexpr float Log2e = 1.44269504f;
 
 // Starts copying `rows` rows of D elements, 8 elements a thread, and zeros for the rest of the
 // tile. The caller commits, and waits.
@@ -78,15 +79,6 @@ __device__ static void mask(float (&S)[2][4], const shape &s, int i, int j) {
 // Is some element of the tile hidden? The first of its queries sees the least, the last key is seen
 // least.
 __device__ static bool has_hidden(const shape &s, int i, int j) { return !visible(s, i, j + 15); }
-
-// What a lane knows of its two rows, g and g + 8. S is not scaled here, nor is m: all exponents are
-// powers of two, of c times the difference, where c = scale log2(e).
-struct rows {
-    float m[2] = {-INFINITY, -INFINITY}; // what the exponents of l and O are measured from
-    float l[2] = {0, 0};                 // of the lane's own elements
-};
-
-constexpr float Most = 8; // weights are at most 2^Most
 
 template <int D>
 __device__ static void online_softmax(float (&S)[2][4], float (&O)[D / 8][4], rows &r, float c) {

@@ -3,16 +3,14 @@
 // The idea: nothing new, but everything in its place.
 //
 //   two blocks on a multiprocessor   one buffer for K and one for V, not two of each: V is on its
-//   way
-//                                    during Q K^T, the next K during P V. While one block waits at
-//                                    a barrier, the other multiplies
+//                                    way during Q K^T, the next K during P V. While one block
+//                                    waits at a barrier, the other multiplies
 //   weights where they are used      P is made 16 keys at a time, right before its product with V:
 //                                    exponentials and products of different keys overlap
-//   addresses                        a lane's address in a tile is computed once; every fragment is
-//                                    that address with some bits flipped
-//   order of the blocks              with a causal mask the longest tiles of all heads come first,
-//   so
-//                                    that the last ones to start are short
+//   addresses                        a lane's address in a tile is computed once; every fragment
+//                                    is that address with some bits flipped
+//   order of the blocks              with a causal mask the longest tiles of all heads come
+//                                    first, so that the last ones to start are short
 //   O                                leaves through shared memory, 16 bytes a lane
 //   every d                          padded with zeros to 64, 128 or 256 on the chip
 //
@@ -21,14 +19,14 @@
 // Run:     make run ARGS="--kernel fa2 -d 64"     (in this folder)
 // Limits:  fp16, bf16; forward only.
 
+#include "lean.h"
 #include "swizzle.h"
 
 namespace step05_7 {
 
 using namespace step05;
 
-constexpr float Log2e = 1.44269504f;
-constexpr float Most = 8; // weights are at most 2^Most
+using lean::Log2e, lean::Most, lean::rows;
 
 // D: d padded. A warp has Blocks blocks of 16 queries; O of 32 x 256 would not fit into registers.
 template <int D> struct tiling {
@@ -58,11 +56,6 @@ template <class T, int D> __device__ static const T *moved(const T *at, int r, i
     uintptr_t address = (uintptr_t)at ^ (c % 64 * sizeof(T));
     return (const T *)address + r * D + c / 64 * 64;
 }
-
-struct rows {
-    float m[2] = {-INFINITY, -INFINITY}; // what the exponents of l and O are measured from
-    float l[2] = {0, 0};                 // of the lane's own elements
-};
 
 // The maxima of 16 rows; O and l are rescaled when one of them has grown by more than 2^Most.
 template <int Columns, int D>

@@ -13,6 +13,7 @@
 namespace step05 {
 
 constexpr int Lanes = 32;
+constexpr int Bc = 64; // keys of a tile, in rungs 2 to 6
 
 // ---- rows
 // ------------------------------------------------------------------------------------------

@@ -52,6 +52,46 @@ template <class T, int D> __device__ inline fragment values_operand(const T *til
     return f;
 }
 
+// ---- the products of a warp with 16 queries, for rungs 3 to 5
+// --------------------------------------
+
+// S[16 x 64] = Q K^T for a warp's 16 queries, the rows of Q_smem from `first`.
+template <class T, int D>
+__device__ inline void multiply_QK(float (&S)[Bc / 8][4], const T *Q_smem, const T *K_smem,
+                                   int first) {
+    for (int n = 0; n < Bc / 8; n++)
+        for (int e = 0; e < 4; e++) S[n][e] = 0;
+#pragma unroll
+    for (int k = 0; k < D; k += 16) {
+        fragment q = left_operand<T, D>(Q_smem, first, k);
+#pragma unroll
+        for (int n = 0; n < Bc / 8; n += 2) {
+            fragment b = keys_operand<T, D>(K_smem, 8 * n, k);
+            mma_m16n8k16<T>(S[n], q.x, b.x[0], b.x[1]);
+            mma_m16n8k16<T>(S[n + 1], q.x, b.x[2], b.x[3]);
+        }
+    }
+}
+
+// O[16 x D] += P V. P arrives as it left the softmax: the results of two neighbouring products are
+// the left operand of this one.
+template <class T, int D>
+__device__ inline void multiply_PV(float (&O)[D / 8][4], const float (&P)[Bc / 8][4],
+                                   const T *V_smem) {
+#pragma unroll
+    for (int k = 0; k < Bc / 16; k++) {
+        const float(&left)[4] = P[2 * k], (&right)[4] = P[2 * k + 1];
+        uint32_t a[4] = {pack<T>(left[0], left[1]), pack<T>(left[2], left[3]),
+                         pack<T>(right[0], right[1]), pack<T>(right[2], right[3])};
+#pragma unroll
+        for (int n = 0; n < D / 8; n += 2) {
+            fragment b = values_operand<T, D>(V_smem, 16 * k, 8 * n);
+            mma_m16n8k16<T>(O[n], a, b.x[0], b.x[1]);
+            mma_m16n8k16<T>(O[n + 1], a, b.x[2], b.x[3]);
+        }
+    }
+}
+
 } // namespace step05
 
 #endif
