@@ -321,13 +321,13 @@ Test(step05, follows_every_course_of_the_maximum) {
 // Where weights are measured from shows in the smallest: below 2^-24 an fp16 is 0. The first half
 // of the keys that a kernel meets have logits of 0. Of the other half, every 16th has `growth`, and
 // the others -17. Only these have a V: 2^15. Measured from 0 their weights are 2^-17, and from 8
-// they would be 2^-25.
-static struct inputs growing_by(int growth, const struct attn_problem *p, bool from_last) {
+// they would be 2^-25. The query `i` alone sees all this: the others are 0, as their logits are.
+static struct inputs growing_by(int growth, int i, const struct attn_problem *p, bool from_last) {
     struct inputs in = normal(p);
     memset(in.Q, 0, attn_q_elements(p) * sizeof *in.Q);
     memset(in.K, 0, attn_kv_elements(p) * sizeof *in.K);
     memset(in.V, 0, attn_kv_elements(p) * sizeof *in.V);
-    for (int i = 0; i < p->seqlen_q; i++) in.Q[i * p->head_dim] = 1;
+    in.Q[i * p->head_dim] = 4;
     for (int n = p->seqlen_k / 2; n < p->seqlen_k; n++) {
         int j = from_last ? p->seqlen_k - 1 - n : n;
         in.K[j * p->head_dim] = (float)(n % 16 ? -17 : growth);
@@ -336,27 +336,55 @@ static struct inputs growing_by(int growth, const struct attn_problem *p, bool f
     return in;
 }
 
-static float first_of_O(int number, int growth) {
-    struct attn_problem p = problem(1, 256, 64);
-    p.scale = (float)M_LN2;
-    struct inputs in = growing_by(growth, &p, number == FA2);
+static double first_of_O(int number, int growth, int i) {
+    struct attn_problem p = problem(i + 1, 256, 64);
+    p.scale = (float)M_LN2 / 4;
+    struct inputs in = growing_by(growth, i, &p, number == FA2);
     struct answer a = run_on(number, &p, &in);
-    float O = a.O[0];
+    double O = a.O[i * p.head_dim];
     free_answer(&a);
     inputs_free(&in);
     return O;
 }
 
+// Of a lane's rows each in turn.
 Test(step05, rescales_only_when_a_maximum_has_grown_by_more_than_8) {
     static const int lazy[] = {LEAN, SPLIT_K, SPLIT_Q, FA2};
-    for (int n = 0; n < 4; n++) {
-        if (!kernel(lazy[n])) continue;
-        double want = 120 * 0x1p-17 * 0x1p15 / (128 + 8 * 256), O = first_of_O(lazy[n], 8);
-        cr_expect(fabs(O - want) <= dtype_ulp(ATTN_FP16, want), "--kernel %s: %g, not %g",
-                  names[lazy[n]], O, want);
-        O = first_of_O(lazy[n], 9);
-        cr_expect_eq(O, 0, "--kernel %s: %g", names[lazy[n]], O);
-    }
+    const double want = 120 * 0x1p-17 * 0x1p15 / (128 + 8 * 256);
+    for (int n = 0; n < 4; n++)
+        for (int i = 0; i < 32 && kernel(lazy[n]); i += 8) {
+            double O = first_of_O(lazy[n], 8, i);
+            cr_expect(fabs(O - want) <= dtype_ulp(ATTN_FP16, want),
+                      "--kernel %s, query %d: %g, not %g", names[lazy[n]], i, O, want);
+            O = first_of_O(lazy[n], 9, i);
+            cr_expect_eq(O, 0, "--kernel %s, query %d: %g", names[lazy[n]], i, O);
+        }
+}
+
+// ---- the ends of tiles --------------------------------------------------------------------------
+
+static void expect_right(int number, const struct attn_problem *p) {
+    char why[300];
+    struct prepared in;
+    struct result r[2];
+    struct source source = {NULL, DATA_NORMAL, 42};
+    cr_assert_eq(prepare(p, ATTN_FORWARD, &source, &in, why, sizeof why), RAN_RIGHT, "%s", why);
+    run_kernel(kernel(number), &in, ATTN_FORWARD, 1, NULL, r);
+    cr_expect_eq(r->outcome, RAN_RIGHT, "--kernel %s --seqlen-q %d --seqlen-k %d%s: %s",
+                 names[number], p->seqlen_q, p->seqlen_k, p->causal ? " --causal" : "", r->why);
+    prepared_free(&in);
+}
+
+// Whether a tile needs a mask is decided by one of its elements, for 16 rows or more: with the last
+// key, or the last one that the first row sees, at each place around the end of a tile.
+Test(step05, masks_every_tile_that_needs_it) {
+    for (int number = LEAN; number < KERNELS; number++)
+        for (int n = 0; n < 6 && kernel(number); n++) {
+            struct attn_problem p = problem(17, 61 + n, 64);
+            expect_right(number, &p);
+            p.seqlen_k += p.seqlen_q - 1, p.causal = true;
+            expect_right(number, &p);
+        }
 }
 
 // ---- the same bits ------------------------------------------------------------------------------
@@ -386,6 +414,24 @@ Test(step05, fa2_takes_every_d_in_99_KB) {
         p.smem = 99 * 1024; // of sm_86 and sm_89
         cr_expect(takes(FA2, &p), "d %d", d);
     }
+}
+
+// What it says that a block takes is what a block has.
+Test(step05, takes_the_shared_memory_that_it_says) {
+    for (int number = 0; number < KERNELS; number++)
+        for (int d = 64; d <= 256; d *= 2) {
+            struct attn_problem p = problem(9, 9, d);
+            if (!kernel(number) || !takes(number, &p)) continue;
+            char why[300] = "";
+            size_t least = 0;
+            run(number, p);
+            p.smem = measured.smem_per_block - 1;
+            cr_expect_not(kernel(number)->supports(&p, ATTN_FORWARD, why, sizeof why));
+            const char *at = strstr(why, "a block takes ");
+            cr_assert(at && sscanf(at, "a block takes %zu", &least) == 1, "%s", why);
+            cr_expect_eq(least, measured.smem_per_block, "--kernel %s -d %d: %zu", names[number], d,
+                         measured.smem_per_block);
+        }
 }
 
 Test(step05, the_other_rungs_take_64_and_128) {
