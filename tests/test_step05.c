@@ -124,13 +124,22 @@ static bool takes(int number, const struct attn_problem *p) {
 // Copies of whole rows have no conflicts.
 static uint64_t conflicts_of_a_warp(uint64_t d) { return d / 16 * 20 * 7 + 4 * (d / 8 * 4) * 3; }
 
+static void expect_conflicts(const struct attn_problem *p, uint64_t warps, uint64_t tiles) {
+    run(TENSOR_CORES, *p);
+    cr_expect_eq(measured.bank_conflicts,
+                 warps * tiles * conflicts_of_a_warp((uint64_t)p->head_dim),
+                 "d %d, causal %d: %llu", p->head_dim, p->causal,
+                 (unsigned long long)measured.bank_conflicts);
+}
+
 Test(step05, plain_tiles_have_the_conflicts_of_their_layout) {
     if (!machine.simulated || !kernel(TENSOR_CORES)) return;
     for (int d = 64; d <= 128; d += 64) {
-        run(TENSOR_CORES, problem(128, 192, d));
-        uint64_t warps = 128 / 16, tiles = 192 / 64;
-        cr_expect_eq(measured.bank_conflicts, warps * tiles * conflicts_of_a_warp((uint64_t)d),
-                     "d %d: %llu", d, (unsigned long long)measured.bank_conflicts);
+        struct attn_problem p = problem(128, 192, d);
+        expect_conflicts(&p, 8, 3);
+        // A block of which 10 queries exist. With a mask, those that do not would see more keys.
+        p.seqlen_q = 10, p.causal = true;
+        expect_conflicts(&p, 4, 3);
     }
 }
 
@@ -248,6 +257,19 @@ Test(step05, asks_for_keys_and_values_once_for_each_block) {
             cr_expect_eq(measured.asked.store, 128 * want[n].O + 4 * 256, "--kernel %s: %llu",
                          names[want[n].number], (unsigned long long)measured.asked.store);
         }
+}
+
+// Of 256 queries the first 224 see none of 32 keys: their blocks ask for Q alone.
+Test(step05, blocks_without_keys_ask_for_none) {
+    for (int number = TENSOR_CORES; number < KERNELS; number++) {
+        struct attn_problem p = problem(256, 32, 64);
+        p.causal = true;
+        if (!kernel(number)) continue;
+        run(number, p);
+        cr_expect_eq(measured.asked.load, 128 * (256 + 2 * 32), "--kernel %s: %llu", names[number],
+                     (unsigned long long)measured.asked.load);
+        cr_expect_eq(kernel(number)->model(&p, ATTN_FORWARD).load, measured.asked.load);
+    }
 }
 
 // ---- when O is rescaled -------------------------------------------------------------------------
