@@ -42,7 +42,7 @@ static const struct attn_kernel *kernel(int number) {
     return NULL;
 }
 
-static struct attn_problem problem(int seqlen_q, int seqlen_k, int d) {
+static struct attn_problem problem(int number, int seqlen_q, int seqlen_k, int d) {
     return (struct attn_problem){.batch = 1,
                                  .heads = 1,
                                  .kv_heads = 1,
@@ -50,7 +50,7 @@ static struct attn_problem problem(int seqlen_q, int seqlen_k, int d) {
                                  .seqlen_k = seqlen_k,
                                  .head_dim = d,
                                  .scale = (float)(1 / sqrt(d)),
-                                 .dtype = ATTN_FP16,
+                                 .dtype = number == QUERY_TILES ? ATTN_FP32 : ATTN_FP16,
                                  .smem = machine.smem,
                                  .sm = machine.sm,
                                  .sm_count = machine.sm_count};
@@ -100,7 +100,6 @@ static void free_answer(struct answer *a) { free(a->O), free(a->LSE); }
 
 // For what is counted, `measured`.
 static void run(int number, struct attn_problem p) {
-    if (number == QUERY_TILES) p.dtype = ATTN_FP32;
     struct inputs in = normal(&p);
     struct answer a = run_on(number, &p, &in);
     free_answer(&a);
@@ -135,7 +134,7 @@ static void expect_conflicts(const struct attn_problem *p, uint64_t warps, uint6
 Test(step05, plain_tiles_have_the_conflicts_of_their_layout) {
     if (!machine.simulated || !kernel(TENSOR_CORES)) return;
     for (int d = 64; d <= 128; d += 64) {
-        struct attn_problem p = problem(128, 192, d);
+        struct attn_problem p = problem(TENSOR_CORES, 128, 192, d);
         expect_conflicts(&p, 8, 3);
         // A block of which 10 queries exist. With a mask, those that do not would see more keys.
         p.seqlen_q = 10, p.causal = true;
@@ -147,7 +146,7 @@ Test(step05, the_other_rungs_have_no_bank_conflicts) {
     if (!machine.simulated) return;
     for (int number = 0; number < KERNELS; number++)
         for (int d = 64; d <= 256; d *= 2) {
-            struct attn_problem p = problem(100, 150, d); // tiles that are not full
+            struct attn_problem p = problem(number, 100, 150, d); // tiles that are not full
             if (number == TENSOR_CORES || !kernel(number) || !takes(number, &p)) continue;
             run(number, p);
             cr_expect_eq(measured.bank_conflicts, 0, "--kernel %s -d %d: %llu", names[number], d,
@@ -187,7 +186,7 @@ static struct wavefronts wavefronts_of(int number) {
     char why[300];
     struct machine_options profile = {.profile = true};
     cr_assert(machine_open(&profile, &machine, why, sizeof why), "%s", why);
-    run(number, problem(256, 256, 64));
+    run(number, problem(number, 256, 256, 64));
     return count_wavefronts();
 }
 
@@ -247,7 +246,7 @@ Test(step05, asks_for_keys_and_values_once_for_each_block) {
     };
     for (size_t n = 0; n < sizeof want / sizeof *want; n++)
         for (int causal = 0; causal < 2 && kernel(want[n].number); causal++) {
-            struct attn_problem p = problem(256, 256, 64);
+            struct attn_problem p = problem(want[n].number, 256, 256, 64);
             p.causal = causal;
             run(want[n].number, p);
             uint64_t keys = causal ? want[n].causal_keys : want[n].keys;
@@ -262,7 +261,7 @@ Test(step05, asks_for_keys_and_values_once_for_each_block) {
 // Of 256 queries the first 224 see none of 32 keys: their blocks ask for Q alone.
 Test(step05, blocks_without_keys_ask_for_none) {
     for (int number = TENSOR_CORES; number < KERNELS; number++) {
-        struct attn_problem p = problem(256, 32, 64);
+        struct attn_problem p = problem(number, 256, 32, 64);
         p.causal = true;
         if (!kernel(number)) continue;
         run(number, p);
@@ -334,7 +333,7 @@ static void follow_courses(int number, const struct attn_problem *p) {
 Test(step05, follows_every_course_of_the_maximum) {
     for (int number = TENSOR_CORES; number < KERNELS; number++)
         for (int causal = 0; causal < 2 && kernel(number); causal++) {
-            struct attn_problem p = problem(causal ? 400 : 16, 330, 64);
+            struct attn_problem p = problem(number, causal ? 400 : 16, 330, 64);
             p.causal = causal, p.scale = (float)M_LN2;
             follow_courses(number, &p);
         }
@@ -359,7 +358,7 @@ static struct inputs growing_by(int growth, int i, const struct attn_problem *p,
 }
 
 static double first_of_O(int number, int growth, int i) {
-    struct attn_problem p = problem(i + 1, 256, 64);
+    struct attn_problem p = problem(number, i + 1, 256, 64);
     p.scale = (float)M_LN2 / 4;
     struct inputs in = growing_by(growth, i, &p, number == FA2);
     struct answer a = run_on(number, &p, &in);
@@ -369,12 +368,12 @@ static double first_of_O(int number, int growth, int i) {
     return O;
 }
 
-// Of a lane's rows each in turn.
+// An upper row of a warp, and a lower one.
 Test(step05, rescales_only_when_a_maximum_has_grown_by_more_than_8) {
     static const int lazy[] = {LEAN, SPLIT_K, SPLIT_Q, FA2};
     const double want = 120 * 0x1p-17 * 0x1p15 / (128 + 8 * 256);
     for (int n = 0; n < 4; n++)
-        for (int i = 0; i < 32 && kernel(lazy[n]); i += 8) {
+        for (int i = 0; i < 32 && kernel(lazy[n]); i += 24) {
             double O = first_of_O(lazy[n], 8, i);
             cr_expect(fabs(O - want) <= dtype_ulp(ATTN_FP16, want),
                       "--kernel %s, query %d: %g, not %g", names[lazy[n]], i, O, want);
@@ -398,13 +397,35 @@ static void expect_right(int number, const struct attn_problem *p) {
 }
 
 // Whether a tile needs a mask is decided by one of its elements, for 16 rows or more: with the last
-// key, or the last one that the first row sees, at each place around the end of a tile.
+// key, or the last one that the first row sees, one before the last of a tile, and the last.
 Test(step05, masks_every_tile_that_needs_it) {
+    static const int keys[] = {63, 64, 127, 128};
     for (int number = LEAN; number < KERNELS; number++)
-        for (int n = 0; n < 6 && kernel(number); n++) {
-            struct attn_problem p = problem(17, 61 + n, 64);
+        for (int n = 0; n < 4 && kernel(number); n++) {
+            struct attn_problem p = problem(number, 17, keys[n], 64);
             expect_right(number, &p);
             p.seqlen_k += p.seqlen_q - 1, p.causal = true;
+            expect_right(number, &p);
+        }
+}
+
+// Of 70 queries 20 see no key, in a block that has some. What stands for their maximum must stay a
+// number, or minus infinity, when it is multiplied by a scale above 1.
+Test(step05, rows_without_keys_at_a_large_scale) {
+    for (int number = TENSOR_CORES; number < KERNELS; number++) {
+        struct attn_problem p = problem(number, 70, 50, 64);
+        p.causal = true, p.scale = 2;
+        if (kernel(number)) expect_right(number, &p);
+    }
+}
+
+// Two tiles of queries or more for each of two heads: the block's number says which, in one order
+// without a mask and in another with it.
+Test(step05, every_block_has_its_tile_and_head) {
+    for (int number = 0; number < KERNELS; number++)
+        for (int causal = 0; causal < 2 && kernel(number); causal++) {
+            struct attn_problem p = problem(number, 129, 17, 64);
+            p.heads = 2, p.causal = causal;
             expect_right(number, &p);
         }
 }
@@ -414,9 +435,8 @@ Test(step05, masks_every_tile_that_needs_it) {
 Test(step05, two_runs_give_the_same_bits) {
     for (int number = 0; number < KERNELS; number++) {
         if (!kernel(number)) continue;
-        struct attn_problem p = problem(100, 130, 64);
+        struct attn_problem p = problem(number, 100, 130, 64);
         p.heads = 2, p.causal = true;
-        if (number == QUERY_TILES) p.dtype = ATTN_FP32;
         struct inputs in = normal(&p);
         struct answer first = run_on(number, &p, &in), second = run_on(number, &p, &in);
         cr_expect_arr_eq(first.O, second.O, attn_q_elements(&p) * sizeof(float), "--kernel %s: O",
@@ -432,7 +452,7 @@ Test(step05, two_runs_give_the_same_bits) {
 
 Test(step05, fa2_takes_every_d_in_99_KB) {
     for (int d = 8; d <= 256 && kernel(FA2); d += 8) {
-        struct attn_problem p = problem(9, 9, d);
+        struct attn_problem p = problem(FA2, 9, 9, d);
         p.smem = 99 * 1024; // of sm_86 and sm_89
         cr_expect(takes(FA2, &p), "d %d", d);
     }
@@ -442,7 +462,7 @@ Test(step05, fa2_takes_every_d_in_99_KB) {
 Test(step05, takes_the_shared_memory_that_it_says) {
     for (int number = 0; number < KERNELS; number++)
         for (int d = 64; d <= 256; d *= 2) {
-            struct attn_problem p = problem(9, 9, d);
+            struct attn_problem p = problem(number, 9, 9, d);
             if (!kernel(number) || !takes(number, &p)) continue;
             char why[300] = "";
             size_t least = 0;
@@ -459,7 +479,7 @@ Test(step05, takes_the_shared_memory_that_it_says) {
 Test(step05, the_other_rungs_take_64_and_128) {
     for (int number = 0; number < FA2; number++)
         for (int d = 8; d <= 256 && kernel(number); d += 8) {
-            struct attn_problem p = problem(9, 9, d);
+            struct attn_problem p = problem(number, 9, 9, d);
             char why[300] = "", named[20];
             snprintf(named, sizeof named, "d = %d:", d);
             bool taken = kernel(number)->supports(&p, ATTN_FORWARD, why, sizeof why);
@@ -475,9 +495,8 @@ Test(step05, cards_before_8_0_are_refused) {
         char why[300];
         struct prepared in;
         struct result r[2];
-        struct attn_problem p = problem(9, 9, 64);
+        struct attn_problem p = problem(number, 9, 9, 64);
         p.sm = 75;
-        if (number == QUERY_TILES) p.dtype = ATTN_FP32;
         struct source source = {NULL, DATA_NORMAL, 42};
         cr_assert_eq(prepare(&p, ATTN_FORWARD, &source, &in, why, sizeof why), RAN_RIGHT);
         run_kernel(kernel(number), &in, ATTN_FORWARD, 1, NULL, r);
