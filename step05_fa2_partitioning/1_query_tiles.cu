@@ -152,6 +152,7 @@ template <int D> struct rows_of_O {
     }
 };
 
+//> query-tiles
 // grid: B * H * ceil(Nq / 64) tiles of queries
 template <int D>
 __global__ void __launch_bounds__(Threads) query_tiles(const float *Q_hbm, // [B, H, Nq, D]
@@ -199,6 +200,7 @@ __global__ void __launch_bounds__(Threads) query_tiles(const float *Q_hbm, // [B
     O.scale_rows(factors);
     O.store(O_hbm + row * D, s.Nq - i0);
 }
+//< query-tiles
 
 // ---- the host's side: what the harness asks of a rung ------------------------------------------
 
