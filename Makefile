@@ -323,10 +323,12 @@ sram: $(BUILD)/sim/step03   ## count step03's bytes for ten sizes of shared memo
 	@awk 'NR == 1 || !/^date/' $(BUILD)/sram.csv >notes/results/sim_sram.csv
 
 # Wavefronts of shared memory, of one head without a bank conflict beyond those that the simulator counts.
+WAVES    := tiled,blocked,three-passes,two-passes,one-pass,fused,algorithm1,query-tiles,tensor-cores,swizzled,async,lean,split-q,split-k,fa2
 wavefronts: $(BUILD)/sim/ladder    ## count the kernels' wavefronts of shared memory: notes/results/sim_wavefronts.csv
-	@$< -n 1024 -H 1 --kernel tiled,blocked,three-passes,two-passes,one-pass,fused,algorithm1 --profile --format csv \
+	@$< -n 1024 -H 1 --kernel $(WAVES) --profile --format csv \
 	  >$(BUILD)/wavefronts.csv
-	@awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) if ($$i == "wavefronts") w = i; print "kernel,seqlen_q,head_dim,wavefronts,ideal" } \
+	@awk -F, '{ gsub(/"([^"]|"")*"/, "") } \
+	  NR == 1 { for (i = 1; i <= NF; i++) if ($$i == "wavefronts") w = i; print "kernel,seqlen_q,head_dim,wavefronts,ideal" } \
 	  NR > 1 { if ($$2 != last) names[++n] = last = $$2; sum[last] += $$w; ideal[last] += $$(w + 1) } \
 	  END { for (i = 1; i <= n; i++) print names[i] ",1024,64," sum[names[i]] "," ideal[names[i]] }' \
 	  $(BUILD)/wavefronts.csv >notes/results/sim_wavefronts.csv
