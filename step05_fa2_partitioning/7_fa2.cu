@@ -22,6 +22,8 @@
 #include "lean.h"
 #include "swizzle.h"
 
+#include <float.h>
+
 #ifndef PRE_QK
 #define PRE_QK 1
 #define PRE_PV 1
@@ -30,7 +32,7 @@ namespace step05_7 {
 
 using namespace step05;
 
-using lean::Log2e, lean::Most, lean::rows;
+using lean::Log2e, lean::Most;
 
 // D: d padded. A warp has Blocks blocks of 16 queries; O of 32 x 256 would not fit into registers.
 template <int D> struct tiling {
@@ -54,28 +56,27 @@ __device__ static void start_copy(T *tile, const T *hbm, int d, bool whole, int 
     const int Step = tiling<D>::RowsAtOnce;
     int c = threadIdx.x % (D / Chunk) * Chunk, r0 = threadIdx.x / (D / Chunk);
     const T *from = hbm + (size_t)r0 * d + c;
+    if (whole && d == D) {
 #pragma unroll
-    for (int r = 0; r < Rows; r += Step) {
-        T *to = tile + swizzled<D>(r + r0, c);
-        if (whole && d == D)
-            cp_async_16(to, from + r * D);
-        else
-            cp_async_16(to, from + (size_t)r * d, (whole || r + r0 < rows) && c < d);
+        for (int r = 0; r < Rows; r += Step) cp_async_16(tile + swizzled<D>(r + r0, c), from + r * D);
+    } else {
+#pragma unroll
+        for (int r = 0; r < Rows; r += Step)
+            cp_async_16(tile + swizzled<D>(r + r0, c), from + (size_t)r * d, (whole || r + r0 < rows) && c < d);
     }
 }
 
 // Where a lane's fragment at (r, c) of a tile lies, for r a multiple of 16 and c of 16, when `at`
-// is where its fragment at (0, 0) lies. Rows that are 16 apart are swizzled alike; columns flip
-// bits.
-template <class T, int D> __device__ static const T *moved(const T *at, int r, int c) {
-    uintptr_t address = (uintptr_t)at ^ (c % 64 * sizeof(T));
-    return (const T *)address + r * D + c / 64 * 64;
+// is where its fragment at (0, 0) lies, in bytes from smem. Rows that are 16 apart are swizzled
+// alike; columns flip bits.
+template <class T, int D> __device__ static const void *moved(uint32_t at, int r, int c) {
+    return smem + (at ^ (c % 64 * sizeof(T))) + (r * D + c / 64 * 64) * sizeof(T);
 }
 
 // S = Q K^T for the warp's queries. All fragments of 16 columns are asked for before the first
 // product that needs one.
 template <class T, int D>
-__device__ static void multiply_QK(scores<D> &S, const T *q_at, const T *k_at) {
+__device__ static void multiply_QK(scores<D> &S, uint32_t q_at, uint32_t k_at) {
     constexpr int Blocks = tiling<D>::Blocks, Bc = tiling<D>::Bc;
 #pragma unroll
     for (int k = 0; k < D; k += 16) {
@@ -118,7 +119,14 @@ template <int D> __device__ static void mask(scores<D> &S, const shape &s, int i
         }
 }
 
-// The maxima of all rows; O and l are rescaled when one of them has grown by more than 2^Most.
+// What a lane knows of two rows. m is scaled, by c = scale log2(e), as the exponents are. It starts
+// at the lowest number, not at -infinity: -infinity less that is still -infinity, a weight of 0, and
+// no row needs a question whether it has seen a key.
+struct rows {
+    float m[2] = {-FLT_MAX, -FLT_MAX}, l[2] = {0, 0};
+};
+
+// The maxima of all rows; O and l are rescaled when one of them has grown by more than Most.
 template <int D>
 __device__ static void update_maxima(const scores<D> &S, output<D> &O,
                                      rows (&r)[tiling<D>::Blocks], float c) {
@@ -129,20 +137,20 @@ __device__ static void update_maxima(const scores<D> &S, output<D> &O,
     for (int b = 0; b < Blocks; b++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            float most = r[b].m[half];
+            float most = S[b][0][2 * half];
 #pragma unroll
             for (int n = 0; n < tiling<D>::Bc / 8; n++)
                 most = fmaxf(most, fmaxf(S[b][n][2 * half], S[b][n][2 * half + 1]));
-            m[b][half] = max_of_quad(most);
-            grown |= c * (m[b][half] - r[b].m[half]) > Most; // NaN, -inf - -inf, is not
+            m[b][half] = fmaxf(r[b].m[half], c * max_of_quad(most));
+            grown |= m[b][half] - r[b].m[half] > Most;
         }
     if (!__any_sync(~0u, grown)) return;
 #pragma unroll
     for (int b = 0; b < Blocks; b++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            float x = m[b][half], factor = exp2_approx(x == -INFINITY ? 0 : c * (r[b].m[half] - x));
-            r[b].m[half] = x;
+            float factor = exp2_approx(r[b].m[half] - m[b][half]);
+            r[b].m[half] = m[b][half];
             r[b].l[half] *= factor;
 #pragma unroll
             for (int n = 0; n < D / 8; n++) {
@@ -155,12 +163,12 @@ __device__ static void update_maxima(const scores<D> &S, output<D> &O,
 // The weights of 16 keys, as a left operand, and their sums.
 template <class T>
 __device__ static fragment weights(const float (&left)[4], const float (&right)[4], rows &r,
-                                   float c, const float (&c_m)[2]) {
+                                   float c) {
     float P[2][4];
 #pragma unroll
     for (int e = 0; e < 4; e++) {
-        P[0][e] = exp2_approx(c * left[e] - c_m[e / 2]);
-        P[1][e] = exp2_approx(c * right[e] - c_m[e / 2]);
+        P[0][e] = exp2_approx(c * left[e] - r.m[e / 2]);
+        P[1][e] = exp2_approx(c * right[e] - r.m[e / 2]);
         r.l[e / 2] += P[0][e] + P[1][e];
     }
     return {{pack<T>(P[0][0], P[0][1]), pack<T>(P[0][2], P[0][3]), pack<T>(P[1][0], P[1][1]),
@@ -170,20 +178,15 @@ __device__ static fragment weights(const float (&left)[4], const float (&right)[
 // O += P V, and P = exp2(c S - c m) on the way, 16 keys at a time. The fragment of V that comes next
 // is asked for before this one is used.
 template <class T, int D>
-__device__ static void multiply_PV(output<D> &O, const scores<D> &S, const T *v_at,
+__device__ static void multiply_PV(output<D> &O, const scores<D> &S, uint32_t v_at,
                                    rows (&r)[tiling<D>::Blocks], float c) {
     constexpr int Blocks = tiling<D>::Blocks;
-    float c_m[Blocks][2];
-#pragma unroll
-    for (int b = 0; b < Blocks; b++)
-        for (int half = 0; half < 2; half++)
-            c_m[b][half] = r[b].m[half] == -INFINITY ? 0 : c * r[b].m[half];
 #pragma unroll
     for (int k = 0; k < tiling<D>::Bc / 16; k++) {
         fragment p[Blocks], values[2];
 #pragma unroll
         for (int b = 0; b < Blocks; b++)
-            p[b] = weights<T>(S[b][2 * k], S[b][2 * k + 1], r[b], c, c_m[b]);
+            p[b] = weights<T>(S[b][2 * k], S[b][2 * k + 1], r[b], c);
 #if PRE_PV
         ldmatrix_x4_trans(values[0].x, moved<T, D>(v_at, 16 * k, 0));
 #endif
@@ -209,8 +212,7 @@ __device__ static void multiply_PV(output<D> &O, const scores<D> &S, const T *v_
 // O_hbm, LSE_hbm: the warp's first row, `rows_left` of which exist.
 template <class T, int D>
 __device__ static void store(T *O_hbm, float *LSE_hbm, T *O_smem, const output<D> &O,
-                             const rows (&r)[tiling<D>::Blocks], int rows_left, int d,
-                             float scale) {
+                             const rows (&r)[tiling<D>::Blocks], int rows_left, int d) {
     constexpr int Blocks = tiling<D>::Blocks;
     int lane = threadIdx.x % Lanes;
 #pragma unroll
@@ -224,7 +226,7 @@ __device__ static void store(T *O_hbm, float *LSE_hbm, T *O_smem, const output<D
             for (int n = 0; n < D / 8; n++)
                 *(uint32_t *)&O_smem[swizzled<D>(at, 8 * n) + lane % 4 * 2] =
                     pack<T>(O[b][n][2 * half] * inverse, O[b][n][2 * half + 1] * inverse);
-            if (lane % 4 == 0 && at < rows_left) LSE_hbm[at] = scale * r[b].m[half] + logf(l);
+            if (lane % 4 == 0 && at < rows_left) LSE_hbm[at] = r[b].m[half] / Log2e + logf(l);
         }
     __syncwarp(); // the warp's rows are complete
     int column = lane % (D / Chunk) * Chunk;
@@ -255,9 +257,9 @@ __global__ void __launch_bounds__(tiling<D>::Threads, D == 256 ? 1 : 2)
     int i0 = tile * Br, lane = threadIdx.x % Lanes;
     int first = threadIdx.x / Lanes * Blocks * 16; // the warp's first row of the tile
     size_t row = (size_t)bh * s.Nq + i0, key = kv_head(s, bh) * s.Nk;
-    const T *q_at = Q_smem + swizzled<D>(first + lane % 16, lane / 16 * 8);
-    const T *k_at = K_smem + swizzled<D>(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8);
-    const T *v_at = V_smem + swizzled<D>(lane % 16, lane / 16 * 8);
+    uint32_t q_at = swizzled<D>(first + lane % 16, lane / 16 * 8) * sizeof(T);
+    uint32_t k_at = (Br * D + swizzled<D>(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8)) * sizeof(T);
+    uint32_t v_at = ((Br + Bc) * D + swizzled<D>(lane % 16, lane / 16 * 8)) * sizeof(T);
     float c = s.scale * Log2e;
 
     output<D> O = {};
@@ -271,28 +273,26 @@ __global__ void __launch_bounds__(tiling<D>::Threads, D == 256 ? 1 : 2)
     auto attend = [&](bool cut) {
         cp_async_wait_all();
         __syncthreads(); // K (and Q) have arrived, and all have read the V before
-        start_copy<T, Bc, D>(V_smem, V_tile, d, !cut, s.Nk - j0);
+        start_copy<T, Bc, D>(V_smem, V_tile, d, j0 + Bc <= s.Nk, s.Nk - j0);
         scores<D> S = {};
         multiply_QK<T, D>(S, q_at, k_at);
         if (cut) mask<D>(S, s, i0 + first, j0);
-        update_maxima<D>(S, O, r, c);
         cp_async_wait_all();
         __syncthreads(); // V has arrived, and all have read K
         K_tile -= Bc * d;
         V_tile -= Bc * d;
         if (j0 > 0) start_copy<T, Bc, D>(K_smem, K_tile, d, true, 0);
+        update_maxima<D>(S, O, r, c);
         multiply_PV<T, D>(O, S, v_at, r, c);
     };
 #pragma unroll 1
-    for (; j0 >= 0 && keys > 0 && !visible(s, i0, j0 + Bc - 1); j0 -= Bc) attend(true);
-#pragma unroll 1
-    for (; j0 >= 0 && keys > 0; j0 -= Bc) attend(false);
+    for (; j0 >= 0 && keys > 0; j0 -= Bc) attend(!visible(s, i0, j0 + Bc - 1));
     cp_async_wait_all(); // of a block without keys: Q has arrived for nothing
 
     T *O_smem = Q_smem + first * D;
     __syncthreads();
     store<T, D>(O_hbm + (row + first) * d, LSE_hbm + row + first, O_smem, O, r,
-                s.Nq - i0 - first, d, s.scale);
+                s.Nq - i0 - first, d);
 }
 
 // ---- the host's side: what the harness asks of a rung ------------------------------------------
