@@ -34,6 +34,7 @@ using namespace step05;
 
 using lean::Log2e, lean::Most;
 
+//> tiling
 // D: d padded. A warp has Blocks blocks of 16 queries; O of 32 x 256 would not fit into registers.
 template <int D> struct tiling {
     static constexpr int Blocks = D == 256 ? 1 : 2;
@@ -43,6 +44,7 @@ template <int D> struct tiling {
     static constexpr int Elements = (Br + 2 * Bc) * D; // of Q, K and V in shared memory
     static constexpr int RowsAtOnce = Threads / (D / Chunk);
 };
+//< tiling
 
 // What a lane holds of a warp's S and O: 4 elements of each 16 x 8.
 template <int D> using scores = float[tiling<D>::Blocks][tiling<D>::Bc / 8][4];
@@ -66,12 +68,14 @@ __device__ static void start_copy(T *tile, const T *hbm, int d, bool whole, int 
     }
 }
 
+//> moved
 // Where a lane's fragment at (r, c) of a tile lies, for r a multiple of 16 and c of 16, when `at`
 // is where its fragment at (0, 0) lies, in bytes from smem. Rows that are 16 apart are swizzled
 // alike; columns flip bits.
 template <class T, int D> __device__ static const void *moved(uint32_t at, int r, int c) {
     return smem + (at ^ (c % 64 * sizeof(T))) + (r * D + c / 64 * 64) * sizeof(T);
 }
+//< moved
 
 // S = Q K^T for the warp's queries. All fragments of 16 columns are asked for before the first
 // product that needs one.
@@ -119,11 +123,13 @@ template <int D> __device__ static void mask(scores<D> &S, const shape &s, int i
         }
 }
 
+//> rows
 // What a lane knows of two rows. m is scaled, by c = scale log2(e), as the exponents are. It starts
 // at the lowest number, not at -infinity: -infinity less that is still -infinity, a weight of 0, and
 // no row needs a question whether it has seen a key.
 struct rows {
     float m[2] = {-FLT_MAX, -FLT_MAX}, l[2] = {0, 0};
+//< rows
 };
 
 // The maxima of all rows; O and l are rescaled when one of them has grown by more than Most.
@@ -160,6 +166,7 @@ __device__ static void update_maxima(const scores<D> &S, output<D> &O,
         }
 }
 
+//> weights
 // The weights of 16 keys, as a left operand, and their sums.
 template <class T>
 __device__ static fragment weights(const float (&left)[4], const float (&right)[4], rows &r,
@@ -174,6 +181,7 @@ __device__ static fragment weights(const float (&left)[4], const float (&right)[
     return {{pack<T>(P[0][0], P[0][1]), pack<T>(P[0][2], P[0][3]), pack<T>(P[1][0], P[1][1]),
              pack<T>(P[1][2], P[1][3])}};
 }
+//< weights
 
 // O += P V, and P = exp2(c S - c m) on the way, 16 keys at a time. The fragment of V that comes next
 // is asked for before this one is used.
@@ -228,6 +236,7 @@ __device__ static void store(T *O_hbm, float *LSE_hbm, T *O_smem, const output<D
                     pack<T>(O[b][n][2 * half] * inverse, O[b][n][2 * half + 1] * inverse);
             if (lane % 4 == 0 && at < rows_left) LSE_hbm[at] = r[b].m[half] / Log2e + logf(l);
         }
+    //> store
     __syncwarp(); // the warp's rows are complete
     int column = lane % (D / Chunk) * Chunk;
 #pragma unroll
@@ -235,6 +244,7 @@ __device__ static void store(T *O_hbm, float *LSE_hbm, T *O_smem, const output<D
         if (at < rows_left && column < d)
             *(uint4 *)&O_hbm[(size_t)at * d + column] =
                 *(const uint4 *)&O_smem[swizzled<D>(at, column)];
+    //< store
 }
 
 // Padded: d < D. (If not, the compiler knows how far apart rows are.)
@@ -251,9 +261,11 @@ __global__ void __launch_bounds__(tiling<D>::Threads, D == 256 ? 1 : 2)
     T *Q_smem = (T *)smem, *K_smem = Q_smem + Br * D, *V_smem = K_smem + Bc * D;
     const int d = Padded ? s.d : D;
     int tiles = (s.Nq + Br - 1) / Br;
+    //> order
     // With a mask the last tile of queries has most to do: of all heads, it comes first.
     int bh = s.causal ? blockIdx.x % heads : blockIdx.x / tiles;
     int tile = s.causal ? tiles - 1 - blockIdx.x / heads : blockIdx.x % tiles;
+    //< order
     int i0 = tile * Br, lane = threadIdx.x % Lanes;
     int first = threadIdx.x / Lanes * Blocks * 16; // the warp's first row of the tile
     size_t row = (size_t)bh * s.Nq + i0, key = kv_head(s, bh) * s.Nk;
@@ -270,6 +282,7 @@ __global__ void __launch_bounds__(tiling<D>::Threads, D == 256 ? 1 : 2)
     const T *K_tile = K_hbm + (key + j0) * d, *V_tile = V_hbm + (key + j0) * d;
     start_copy<T, Br, D>(Q_smem, Q_hbm + row * d, d, false, s.Nq - i0);
     if (keys > 0) start_copy<T, Bc, D>(K_smem, K_tile, d, false, s.Nk - j0);
+    //> loop
     auto attend = [&](bool cut) {
         cp_async_wait_all();
         __syncthreads(); // K (and Q) have arrived, and all have read the V before
@@ -287,6 +300,7 @@ __global__ void __launch_bounds__(tiling<D>::Threads, D == 256 ? 1 : 2)
     };
 #pragma unroll 1
     for (; j0 >= 0 && keys > 0; j0 -= Bc) attend(!visible(s, i0, j0 + Bc - 1));
+    //< loop
     cp_async_wait_all(); // of a block without keys: Q has arrived for nothing
 
     T *O_smem = Q_smem + first * D;
