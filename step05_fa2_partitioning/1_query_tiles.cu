@@ -3,8 +3,8 @@
 // The idea: FlashAttention-2's partitioning (Dao 2023, arXiv:2307.08691, section 3.2), in fp32, so
 // that it can be set beside step03 at equal precision. Step03's variant fused-wide has a block for
 // each tile of queries already. This is that, with tile sizes that the compiler knows: O stays in
-// registers, and a block takes so little shared memory that two or three of them share a
-// multiprocessor and hide each other's waits.
+// registers, and a block takes so little shared memory that two of them share a multiprocessor and
+// hide each other's waits.
 //
 //   each block, 64 queries:  for 32 keys at a time:
 //                                S = scale * Q K^T, masked      one warp per 16 x 16 of S
