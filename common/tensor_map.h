@@ -34,6 +34,13 @@ struct tensor_box {
 bool tensor_box_check(const struct tensor_box *, char *why, size_t why_size);
 size_t tensor_box_bytes(const struct tensor_box *); // of one box, in shared memory
 
+// What one copy of the box at `at` counts as in HBM, for kernels' models. An H200 counts for a load
+// the whole box, also what lies outside of the tensor, and for each of its rows as many sectors as
+// the worst of them has: where rows are 16 bytes apart from a multiple of 32, every row of 128 bytes
+// costs 5. For a store only what lies inside, in the sectors of each row. (at: `rank` elements.)
+uint64_t tma_load_bytes(const struct tensor_box *, const int at[]);
+uint64_t tma_store_bytes(const struct tensor_box *, const int at[]);
+
 // Fills in *map, a CUtensorMap. False, with one line in `why`: tensor_box_check, or the driver,
 // refuses. Answered by sim/tma.c and gpu/tensor_map.cu.
 bool tensor_map_encode(const struct tensor_box *, void *map, char *why, size_t why_size);

@@ -40,7 +40,8 @@ void async_free(struct thread *t) {
 }
 
 // The instruction makes two requests, and the meter tells requests apart by their pc: the load gets
-// one byte less, which is still inside of the call.
+// one byte less, which is still inside of the call. How many sectors it counts depends on where the
+// store goes (meter.c).
 void sim_cp_async(void *smem, const void *gmem, bool valid) {
     uint32_t pc = symbols_pc(__builtin_return_address(0));
     struct thread *me = sim_worker->self;
@@ -50,7 +51,7 @@ void sim_cp_async(void *smem, const void *gmem, bool valid) {
     if (valid) {
         if (!memory_is_global(gmem) && gmem)
             sim_fail("cp_async_16(): the source is not in global memory, at %s", symbols_place(pc));
-        memory_access(gmem, COPY_BYTES, SIM_LOAD, 0, pc - 1);
+        memory_access(gmem, COPY_BYTES, SIM_LOAD, COPY, pc - 1);
     }
     memory_access(smem, COPY_BYTES, SIM_STORE, IN_FLIGHT, pc);
     memset(smem, 0xff, COPY_BYTES);
