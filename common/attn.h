@@ -145,10 +145,10 @@ static inline uint64_t request_sectors(uint64_t address, uint64_t bytes, uint64_
     return sum + sectors(address, bytes);
 }
 
-// Sectors that cp.async counts for a row of `bytes` bytes at byte offset `address`, which it copies to
-// a multiple of 128 in shared memory, 16 bytes a lane. The row is cut where there a sector begins,
-// and where in HBM a line of 128 bytes begins; the pieces count. (A swizzle by row number exchanges
-// whole sectors, and their halves: nothing changes.)
+// Sectors that cp.async counts for a row of `bytes` bytes at byte offset `address`, which it copies
+// to a multiple of 128 in shared memory, 16 bytes a lane. The row is cut where a sector of shared
+// memory begins, and where a line of 128 bytes of HBM begins; the pieces count (sim/meter.c). A
+// swizzle that exchanges sectors, or their halves, changes nothing.
 static inline uint64_t copy_sectors(uint64_t address, uint64_t bytes) {
     uint64_t lines_begin = bytes ? (address + bytes - 1) / 128 - address / 128 : 0;
     return (bytes + SECTOR - 1) / SECTOR + (address % SECTOR ? lines_begin : 0);

@@ -9,6 +9,12 @@
 // of all copies that the thread has started since its last commit, possibly none; wait_group N
 // waits until at most the N youngest groups are pending. Groups belong to a thread, and so does the
 // wait: what other threads have copied is there only after their waits and then a barrier.
+//
+// What a warp's copies store counts as wavefronts and conflicts as if ordinary stores of 16 bytes
+// did it. No counter of an H200 stands behind that: the one for shared memory
+// (l1tex__data_bank_conflicts_pipe_lsu_mem_shared) stays 0 where cp.async.cg writes one column of a
+// tile; NVIDIA has others for LDGSTS, the instruction that cp.async becomes. A conflict that is
+// shown here is a reason to look at the layout, no more.
 
 #include "internal.h"
 

@@ -17,8 +17,8 @@
 //
 // Each rule is what an H200 counted (notes/results/h200_instructions.csv; `make test` compares).
 
-// Where sector `number` stands in the list. Most requests walk upwards: only what is not larger than
-// all others has to be looked for.
+// Where sector `number` stands in the list. Most requests walk upwards: only what is not larger
+// than all others has to be looked for.
 static int find_or_add(struct sectors *s, uint64_t number) {
     if (s->count && number <= s->largest) {
         for (int i = s->count - 1; i >= 0; i--)
@@ -40,7 +40,9 @@ static uint8_t lanes_at_word_of(const struct request *r, int lane) {
 
 // cp.async: does a lane before this one copy from the same line of HBM, 128 bytes, to the same
 // sector of shared memory? It is such pairs that count. So a copy from where no sector begins costs
-// more: a line fills three sectors of shared memory and halves of two others, and counts 5.
+// more: a line fills three sectors of shared memory and halves of two others, and counts 5. (Where
+// lanes leave out pieces of a line, the rule is a guess: "every other piece" in
+// tests/count_instructions.cu has not run on a GPU yet.)
 static bool is_counted_before(const struct request *r, int lane) {
     const struct access *a = r->lane[lane];
     for (int i = lane - 1; i >= 0; i--)

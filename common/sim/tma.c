@@ -50,7 +50,7 @@ bool tensor_map_encode(const struct tensor_box *t, void *out, char *why, size_t 
 // ---- one copy -----------------------------------------------------------------------------------
 
 struct box {
-    struct box *next; // in the block's list, oldest first
+    struct box *next;      // in the block's list, oldest first
     struct tensor_box map; // a copy: the thread that started it may have exited
     int at[TENSOR_MAX_RANK];
     unsigned char *smem;
