@@ -274,7 +274,7 @@ test-sim: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants 
 	@$(MAKE) test-programs
 
 # The part of it that depends on the compiler.
-test-programs: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants numpy-cases
+test-programs: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants $(BUILD)/sim/count_instructions numpy-cases
 	BUILD=$(BUILD) NUMPY_CASES=$(BUILD)/numpy_cases $(BUILD)/sim/run_tests
 
 test-gpu: need-gpu $(if $(HAS_GPU),$(BUILD)/gpu/run_tests)

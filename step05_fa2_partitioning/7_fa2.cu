@@ -351,8 +351,14 @@ static bool supports(const attn_problem *p, unsigned, char *why, size_t why_size
 }
 
 // Rows of d elements of 2 bytes are whole sectors only if d is a multiple of 16. So: the sectors of
-// `rows` rows from row `first` of a tensor, asked for in requests of a warp, `at_once` rows each.
-static uint64_t tile_sectors(uint64_t first, uint64_t rows, uint64_t d, uint64_t at_once) {
+// `rows` rows from row `first` of a tensor, copied by cp.async to rows of their own; and stored in
+// requests of a warp, `at_once` rows each.
+static uint64_t copied(uint64_t first, uint64_t rows, uint64_t d) {
+    uint64_t sum = 0;
+    for (uint64_t r = first; r < first + rows; r++) sum += copy_sectors(r * d * 2, d * 2);
+    return sum;
+}
+static uint64_t stored(uint64_t first, uint64_t rows, uint64_t d, uint64_t at_once) {
     return request_sectors(first * d * 2, rows * d * 2, at_once * d * 2);
 }
 
@@ -363,12 +369,13 @@ template <int D> static attn_traffic model_of(const attn_problem *p) {
     for (int bh = 0; bh < p->batch * p->heads; bh++)
         for (int i0 = 0; i0 < s.Nq; i0 += Br) {
             uint64_t row = (uint64_t)bh * s.Nq + i0, rows = min(Br, s.Nq - i0);
-            uint64_t Q = tile_sectors(row, rows, s.d, at_once), K = 0;
+            uint64_t K = 0;
             uint64_t kv = (bh / s.heads * s.kv_heads + bh % s.heads / (s.heads / s.kv_heads));
             for (int j0 = 0; j0 < keys_seen(s, i0 + Br); j0 += Bc)
-                K += tile_sectors(kv * s.Nk + j0, min(Bc, s.Nk - j0), s.d, at_once);
-            load += Q + 2 * K;
-            store += Q + request_sectors(row * sizeof(float), rows * sizeof(float), 32); // O, LSE
+                K += copied(kv * s.Nk + j0, min(Bc, s.Nk - j0), s.d);
+            load += copied(row, rows, s.d) + 2 * K;
+            store += stored(row, rows, s.d, at_once);
+            store += request_sectors(row * sizeof(float), rows * sizeof(float), 32); // LSE
         }
     return {.load = load * SECTOR, .store = store * SECTOR};
 }
