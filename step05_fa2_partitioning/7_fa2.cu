@@ -24,10 +24,6 @@
 
 #include <float.h>
 
-#ifndef PRE_QK
-#define PRE_QK 1
-#define PRE_PV 1
-#endif
 namespace step05_7 {
 
 using namespace step05;
@@ -50,9 +46,9 @@ template <int D> struct tiling {
 template <int D> using scores = float[tiling<D>::Blocks][tiling<D>::Bc / 8][4];
 template <int D> using output = float[tiling<D>::Blocks][D / 8][4];
 
-// Starts copying a tile of Rows x D from rows of d elements, with zeros for the columns from d on and,
-// unless the tile is `whole`, for the rows from `rows` on. A thread has the same chunk of every row
-// that it copies.
+// Starts copying a tile of Rows x D from rows of d elements, with zeros for the columns from d on
+// and, unless the tile is `whole`, for the rows from `rows` on. A thread has the same chunk of
+// every row that it copies.
 template <class T, int Rows, int D>
 __device__ static void start_copy(T *tile, const T *hbm, int d, bool whole, int rows) {
     const int Step = tiling<D>::RowsAtOnce;
@@ -60,42 +56,40 @@ __device__ static void start_copy(T *tile, const T *hbm, int d, bool whole, int 
     const T *from = hbm + (size_t)r0 * d + c;
     if (whole && d == D) {
 #pragma unroll
-        for (int r = 0; r < Rows; r += Step) cp_async_16(tile + swizzled<D>(r + r0, c), from + r * D);
-    } else {
-#pragma unroll
         for (int r = 0; r < Rows; r += Step)
-            cp_async_16(tile + swizzled<D>(r + r0, c), from + (size_t)r * d, (whole || r + r0 < rows) && c < d);
+            cp_async_16(tile + swizzled<D>(r + r0, c), from + r * D);
+        return;
     }
+#pragma unroll
+    for (int r = 0; r < Rows; r += Step)
+        cp_async_16(tile + swizzled<D>(r + r0, c), from + (size_t)r * d,
+                    (whole || r + r0 < rows) && c < d);
 }
 
 //> moved
 // Where a lane's fragment at (r, c) of a tile lies, for r a multiple of 16 and c of 16, when `at`
-// is where its fragment at (0, 0) lies, in bytes from smem. Rows that are 16 apart are swizzled
-// alike; columns flip bits.
-template <class T, int D> __device__ static const void *moved(uint32_t at, int r, int c) {
-    return smem + (at ^ (c % 64 * sizeof(T))) + (r * D + c / 64 * 64) * sizeof(T);
+// is where its fragment at (0, 0) lies. Rows that are 16 apart are swizzled alike; columns flip
+// bits.
+template <class T, int D> __device__ static const T *moved(const T *at, int r, int c) {
+    uintptr_t address = (uintptr_t)at ^ (c % 64 * sizeof(T));
+    return (const T *)address + r * D + c / 64 * 64;
 }
 //< moved
 
 // S = Q K^T for the warp's queries. All fragments of 16 columns are asked for before the first
 // product that needs one.
 template <class T, int D>
-__device__ static void multiply_QK(scores<D> &S, uint32_t q_at, uint32_t k_at) {
+__device__ static void multiply_QK(scores<D> &S, const T *q_at, const T *k_at) {
     constexpr int Blocks = tiling<D>::Blocks, Bc = tiling<D>::Bc;
 #pragma unroll
     for (int k = 0; k < D; k += 16) {
         fragment q[Blocks], keys[Bc / 16];
 #pragma unroll
         for (int b = 0; b < Blocks; b++) ldmatrix_x4(q[b].x, moved<T, D>(q_at, 16 * b, k));
-#if PRE_QK
 #pragma unroll
         for (int n = 0; n < Bc / 16; n++) ldmatrix_x4(keys[n].x, moved<T, D>(k_at, 16 * n, k));
-#endif
 #pragma unroll
         for (int n = 0; n < Bc / 16; n++) {
-#if !PRE_QK
-            ldmatrix_x4(keys[n].x, moved<T, D>(k_at, 16 * n, k));
-#endif
 #pragma unroll
             for (int b = 0; b < Blocks; b++) {
                 mma_m16n8k16<T>(S[b][2 * n], q[b].x, keys[n].x[0], keys[n].x[1]);
@@ -129,8 +123,8 @@ struct rows { // what a lane knows of two rows
 
 // The maxima of all rows; O and l are rescaled when one of them has grown by more than Most.
 template <int D>
-__device__ static void update_maxima(const scores<D> &S, output<D> &O,
-                                     rows (&r)[tiling<D>::Blocks], float c) {
+__device__ static void update_maxima(const scores<D> &S, output<D> &O, rows (&r)[tiling<D>::Blocks],
+                                     float c) {
     constexpr int Blocks = tiling<D>::Blocks;
     float m[Blocks][2];
     bool grown = false;
@@ -178,10 +172,9 @@ __device__ static fragment weights(const float (&left)[4], const float (&right)[
 }
 //< weights
 
-// O += P V, and P = exp2(c S - c m) on the way, 16 keys at a time. The fragment of V that comes next
-// is asked for before this one is used.
+// O += P V, and P = exp2(c S - c m) on the way, 16 keys at a time.
 template <class T, int D>
-__device__ static void multiply_PV(output<D> &O, const scores<D> &S, uint32_t v_at,
+__device__ static void multiply_PV(output<D> &O, const scores<D> &S, const T *v_at,
                                    rows (&r)[tiling<D>::Blocks], float c) {
     constexpr int Blocks = tiling<D>::Blocks;
     float c_m[Blocks][2];
@@ -190,26 +183,18 @@ __device__ static void multiply_PV(output<D> &O, const scores<D> &S, uint32_t v_
         for (int half = 0; half < 2; half++) c_m[b][half] = c * r[b].m[half];
 #pragma unroll
     for (int k = 0; k < tiling<D>::Bc / 16; k++) {
-        fragment p[Blocks], values[2];
+        fragment p[Blocks];
 #pragma unroll
         for (int b = 0; b < Blocks; b++)
             p[b] = weights<T>(S[b][2 * k], S[b][2 * k + 1], r[b], c, c_m[b]);
-#if PRE_PV
-        ldmatrix_x4_trans(values[0].x, moved<T, D>(v_at, 16 * k, 0));
-#endif
 #pragma unroll
         for (int n = 0; n < D / 16; n++) {
-            fragment &now = values[n % 2];
-#if PRE_PV
-            if (n + 1 < D / 16)
-                ldmatrix_x4_trans(values[(n + 1) % 2].x, moved<T, D>(v_at, 16 * k, 16 * (n + 1)));
-#else
-            ldmatrix_x4_trans(now.x, moved<T, D>(v_at, 16 * k, 16 * n));
-#endif
+            fragment values;
+            ldmatrix_x4_trans(values.x, moved<T, D>(v_at, 16 * k, 16 * n));
 #pragma unroll
             for (int b = 0; b < Blocks; b++) {
-                mma_m16n8k16<T>(O[b][2 * n], p[b].x, now.x[0], now.x[1]);
-                mma_m16n8k16<T>(O[b][2 * n + 1], p[b].x, now.x[2], now.x[3]);
+                mma_m16n8k16<T>(O[b][2 * n], p[b].x, values.x[0], values.x[1]);
+                mma_m16n8k16<T>(O[b][2 * n + 1], p[b].x, values.x[2], values.x[3]);
             }
         }
     }
@@ -247,9 +232,10 @@ __device__ static void store(T *O_hbm, float *LSE_hbm, T *O_smem, const output<D
     //< store
 }
 
-// Padded: d < D. (If not, the compiler knows how far apart rows are.)
+// What the compiler is told, because code that is not there costs no registers. Padded: d < D; if
+// not, it knows how far apart rows are. Cut: with a causal mask, or if K ends within a tile.
 // grid: B * H * ceil(Nq / Br) tiles of queries
-template <class T, int D, bool Padded>
+template <class T, int D, bool Padded, bool Cut>
 __global__ void __launch_bounds__(tiling<D>::Threads, D == 256 ? 1 : 2)
     fa2(const T *Q_hbm,       // [B, H, Nq, d]
         const T *K_hbm,       // [B, Hkv, Nk, d]
@@ -269,9 +255,10 @@ __global__ void __launch_bounds__(tiling<D>::Threads, D == 256 ? 1 : 2)
     int i0 = tile * Br, lane = threadIdx.x % Lanes;
     int first = threadIdx.x / Lanes * Blocks * 16; // the warp's first row of the tile
     size_t row = (size_t)bh * s.Nq + i0, key = kv_head(s, bh) * s.Nk;
-    uint32_t q_at = swizzled<D>(first + lane % 16, lane / 16 * 8) * sizeof(T);
-    uint32_t k_at = (Br * D + swizzled<D>(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8)) * sizeof(T);
-    uint32_t v_at = ((Br + Bc) * D + swizzled<D>(lane % 16, lane / 16 * 8)) * sizeof(T);
+    // Where the lane's first fragments lie.
+    const T *q_at = Q_smem + swizzled<D>(first + lane % 16, lane / 16 * 8);
+    const T *k_at = K_smem + swizzled<D>(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8);
+    const T *v_at = V_smem + swizzled<D>(lane % 16, lane / 16 * 8);
     float c = s.scale * Log2e;
 
     output<D> O = {};
@@ -285,20 +272,21 @@ __global__ void __launch_bounds__(tiling<D>::Threads, D == 256 ? 1 : 2)
     for (int b = 0; b < Blocks; b++)
         for (int half = 0; half < 2; half++) r[b].m[half] = lowest, r[b].l[half] = 0;
     //< lowest
-    // From the last tile of keys to the first: those that the diagonal or the end of K cuts come
-    // first, and from then on nobody has to look.
-    int keys = keys_seen(s, i0 + Br), j0 = (keys - 1) / Bc * Bc;
-    const T *K_tile = K_hbm + (key + j0) * d, *V_tile = V_hbm + (key + j0) * d;
+    // From the last tile of keys to the first. Only the last can end early, so that none of the
+    // copies within the loop but the first V has to look where K and V end.
+    int keys = keys_seen(s, i0 + Br), last = keys > 0 ? (keys - 1) / Bc * Bc : -1;
+    const T *K_tile = K_hbm + (key + last) * d, *V_tile = V_hbm + (key + last) * d;
     start_copy<T, Br, D>(Q_smem, Q_hbm + row * d, d, false, s.Nq - i0);
-    if (keys > 0) start_copy<T, Bc, D>(K_smem, K_tile, d, false, s.Nk - j0);
-    //> loop
-    auto attend = [&](bool cut) {
+    if (keys > 0) start_copy<T, Bc, D>(K_smem, K_tile, d, !Cut, s.Nk - last);
+        //> loop
+#pragma unroll 1
+    for (int j0 = last; j0 >= 0; j0 -= Bc) {
         cp_async_wait_all();
         __syncthreads(); // K (and Q) have arrived, and all have read the V before
-        start_copy<T, Bc, D>(V_smem, V_tile, d, j0 + Bc <= s.Nk, s.Nk - j0);
+        start_copy<T, Bc, D>(V_smem, V_tile, d, !Cut || j0 + Bc <= s.Nk, s.Nk - j0);
         scores<D> S = {};
         multiply_QK<T, D>(S, q_at, k_at);
-        if (cut) mask<D>(S, s, i0 + first, j0);
+        if (Cut && !visible(s, i0, j0 + Bc - 1)) mask<D>(S, s, i0 + first, j0);
         cp_async_wait_all();
         __syncthreads(); // V has arrived, and all have read K
         K_tile -= Bc * d;
@@ -306,33 +294,34 @@ __global__ void __launch_bounds__(tiling<D>::Threads, D == 256 ? 1 : 2)
         if (j0 > 0) start_copy<T, Bc, D>(K_smem, K_tile, d, true, 0);
         update_maxima<D>(S, O, r, c);
         multiply_PV<T, D>(O, S, v_at, r, c);
-    };
-#pragma unroll 1
-    for (; j0 >= 0 && keys > 0; j0 -= Bc) attend(!visible(s, i0, j0 + Bc - 1));
+    }
     //< loop
     cp_async_wait_all(); // of a block without keys: Q has arrived for nothing
 
-    T *O_smem = Q_smem + first * D;
     __syncthreads();
-    store<T, D>(O_hbm + (row + first) * d, LSE_hbm + row + first, O_smem, O, r,
-                s.Nq - i0 - first, d, s.scale);
+    T *O_smem = Q_smem + first * D;
+    store<T, D>(O_hbm + (row + first) * d, LSE_hbm + row + first, O_smem, O, r, s.Nq - i0 - first,
+                d, s.scale);
 }
 
 // ---- the host's side: what the harness asks of a rung ------------------------------------------
 
-static int padded(int d) { return d <= 64 ? 64 : d <= 128 ? 128 : 256; }
+static int padded_d(int d) { return d <= 64 ? 64 : d <= 128 ? 128 : 256; }
 
 template <class T, int D> static void launch(const attn_problem *p, const attn_tensors *t) {
     constexpr int bytes = tiling<D>::Elements * sizeof(T);
     unsigned grid = p->batch * p->heads * ceil_div(p->seqlen_q, tiling<D>::Br);
-    auto kernel = p->head_dim == D ? fa2<T, D, false> : fa2<T, D, true>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    LAUNCH(kernel, grid, tiling<D>::Threads, bytes, (const T *)t->Q, (const T *)t->K,
+    bool padded = p->head_dim < D, cut = p->causal || p->seqlen_k % tiling<D>::Bc;
+    auto fa2_kernel = padded ? fa2<T, D, true, true>
+                      : cut  ? fa2<T, D, false, true>
+                             : fa2<T, D, false, false>;
+    cudaFuncSetAttribute(fa2_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    LAUNCH(fa2_kernel, grid, tiling<D>::Threads, bytes, (const T *)t->Q, (const T *)t->K,
            (const T *)t->V, (T *)t->O, t->LSE, shape_of(p), p->batch * p->heads);
 }
 
 template <class T> static void launch_padded(const attn_problem *p, const attn_tensors *t) {
-    int D = padded(p->head_dim);
+    int D = padded_d(p->head_dim);
     (D == 64 ? launch<T, 64> : D == 128 ? launch<T, 128> : launch<T, 256>)(p, t);
 }
 
@@ -343,7 +332,7 @@ static void forward(const attn_problem *p, const attn_tensors *t) {
 template <int D> static int bytes_of_tiles() { return tiling<D>::Elements * 2; }
 
 static bool supports(const attn_problem *p, unsigned, char *why, size_t why_size) {
-    int D = padded(p->head_dim);
+    int D = padded_d(p->head_dim);
     int bytes = D == 64    ? bytes_of_tiles<64>()
                 : D == 128 ? bytes_of_tiles<128>()
                            : bytes_of_tiles<256>();
@@ -381,7 +370,7 @@ template <int D> static attn_traffic model_of(const attn_problem *p) {
 }
 
 static attn_traffic model(const attn_problem *p, unsigned) {
-    int D = padded(p->head_dim);
+    int D = padded_d(p->head_dim);
     return D == 64 ? model_of<64>(p) : D == 128 ? model_of<128>(p) : model_of<256>(p);
 }
 
