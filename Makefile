@@ -78,7 +78,7 @@ TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(filter-out tests/count_instructio
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
 
 .PHONY: all sim gpu run train peers diff test test-sim test-programs test-gpu need-gpu need-sim test-full test-more test-shapes test-sanitized test-clang \
-        mutants fill book sram wavefronts curves plots deps help list clean bench-sim gallery format numpy-cases
+        mutants fill book sram wavefronts registers curves plots deps help list clean bench-sim gallery format numpy-cases
 .DELETE_ON_ERROR:
 all: sim gpu                ## build everything that this machine can build
 
@@ -274,7 +274,7 @@ test-sim: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants 
 	@$(MAKE) test-programs
 
 # The part of it that depends on the compiler.
-test-programs: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants numpy-cases
+test-programs: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants $(BUILD)/sim/count_instructions numpy-cases
 	BUILD=$(BUILD) NUMPY_CASES=$(BUILD)/numpy_cases $(BUILD)/sim/run_tests
 
 test-gpu: need-gpu $(if $(HAS_GPU),$(BUILD)/gpu/run_tests)
@@ -323,13 +323,26 @@ sram: $(BUILD)/sim/step03   ## count step03's bytes for ten sizes of shared memo
 	@awk 'NR == 1 || !/^date/' $(BUILD)/sram.csv >notes/results/sim_sram.csv
 
 # Wavefronts of shared memory, of one head without a bank conflict beyond those that the simulator counts.
+WAVES    := tiled,blocked,three-passes,two-passes,one-pass,fused,algorithm1,query-tiles,tensor-cores,swizzled,async,lean,split-q,split-k,fa2
 wavefronts: $(BUILD)/sim/ladder    ## count the kernels' wavefronts of shared memory: notes/results/sim_wavefronts.csv
-	@$< -n 1024 -H 1 --kernel tiled,blocked,three-passes,two-passes,one-pass,fused,algorithm1 --profile --format csv \
+	@$< -n 1024 -H 1 --kernel $(WAVES) --profile --format csv \
 	  >$(BUILD)/wavefronts.csv
-	@awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) if ($$i == "wavefronts") w = i; print "kernel,seqlen_q,head_dim,wavefronts,ideal" } \
+	@awk -F, '{ gsub(/"([^"]|"")*"/, "") } \
+	  NR == 1 { for (i = 1; i <= NF; i++) if ($$i == "wavefronts") w = i; print "kernel,seqlen_q,head_dim,wavefronts,ideal" } \
 	  NR > 1 { if ($$2 != last) names[++n] = last = $$2; sum[last] += $$w; ideal[last] += $$(w + 1) } \
 	  END { for (i = 1; i <= n; i++) print names[i] ",1024,64," sum[names[i]] "," ideal[names[i]] }' \
 	  $(BUILD)/wavefronts.csv >notes/results/sim_wavefronts.csv
+
+# Registers of step05's kernels, as nvcc numbers them for sm_90; without those that pad d.
+registers: $(wildcard $(call step_dir,05)/*.cu)    ## count the registers of step05's kernels (needs nvcc): notes/results/registers_sm90.csv
+	$(if $(NVCC),,$(error make registers needs nvcc))
+	@{ echo "# nvcc $$($(NVCC) --version | sed -n 's/.*, V//p'), sm_90"; echo "kernel,dtype,head_dim,registers,spilled"; \
+	  for f in $^; do $(NVCC) $(NVFLAGS) -arch=sm_90 -cubin $$f -o $(BUILD)/registers.cubin || exit 1; \
+	    cuobjdump --dump-resource-usage $(BUILD)/registers.cubin | c++filt | \
+	    awk -v name=$$(sed -n 's/.*\.name = "\(.*\)",/\1/p' $$f) ' \
+	      /Function/ { split($$0, part, /::|<|>/); a = part[3]; type = a ~ /half/ ? "fp16" : a ~ /bfloat/ ? "bf16" : "fp32" } \
+	      /REG:/ && a !~ /true/ { gsub(/__nv_bfloat16|__half|false|[, ]/, "", a); gsub(/[A-Z]+:/, ""); \
+	        print name "," type "," a "," $$1 "," ($$2 > 0) }'; done; } >notes/results/registers_sm90.csv
 
 plots:                      ## draw the figures that show results, notes/figures/bytes_against_M.svg, training.svg
 	$(PYTHON) notes/plots.py
