@@ -17,11 +17,11 @@ size_t tensor_box_bytes(const struct tensor_box *t) {
 uint64_t tma_load_bytes(const struct tensor_box *t, const int at[]) {
     uint64_t rows = 1, bytes = t->box[0] * (uint64_t)t->element_bytes;
     uint64_t address = (uintptr_t)t->base + (uint64_t)((int64_t)at[0] * t->element_bytes);
-    bool uneven = false; // some rows begin half a sector further on than others
+    bool uneven = false; // some rows of the tensor begin half a sector further on than others
     for (int i = 1; i < t->rank; i++) {
         rows *= t->box[i];
         address += (uint64_t)at[i] * t->stride[i];
-        uneven |= t->box[i] > 1 && t->stride[i] % SECTOR;
+        uneven |= t->stride[i] % SECTOR != 0;
     }
     uint64_t row = sectors(address % SECTOR, bytes);
     if (uneven && sectors(address % SECTOR + 16, bytes) > row) row++;

@@ -40,9 +40,8 @@ static uint8_t lanes_at_word_of(const struct request *r, int lane) {
 
 // cp.async: does a lane before this one copy from the same line of HBM, 128 bytes, to the same
 // sector of shared memory? It is such pairs that count. So a copy from where no sector begins costs
-// more: a line fills three sectors of shared memory and halves of two others, and counts 5. (Where
-// lanes leave out pieces of a line, the rule is a guess: "every other piece" in
-// tests/count_instructions.cu has not run on a GPU yet.)
+// more: a line fills three sectors of shared memory and halves of two others, and counts 5. So an
+// H200 counts every pattern of tests/count_instructions.cu (notes/results/h200_instructions.csv).
 static bool is_counted_before(const struct request *r, int lane) {
     const struct access *a = r->lane[lane];
     for (int i = lane - 1; i >= 0; i--)
