@@ -99,19 +99,18 @@ __global__ void __launch_bounds__(tiling_of_queries<D>::Threads, tiling_of_queri
 
     float dQ[Blocks][D / 8][4] = {};
     float c = s.scale * Unit<T>;
-    const T *q_at = Q_smem + straight<D>(query, 0), *do_at = dO_smem + straight<D>(query, 0);
+    const int left = straight<D>(query, 0), right = crossed<D>(0, 0), down = straight<D>(0, 0);
     int stage = 0;
     for (int j0 = 0; j0 < keys; j0 += Bc, stage ^= 1) {
         cp_async_wait_all();
         __syncthreads(); // this turn's K and V have arrived, and all have read the last turn's
         if (j0 + Bc < keys) copy_keys(j0 + Bc, stage ^ 1);
         const T *K = K_smem + stage * Tile, *V = V_smem + stage * Tile;
-        const T *k_at = K + crossed<D>(0, 0), *v_at = V + crossed<D>(0, 0);
 
         float S[Blocks][Bc / 8][4] = {}, dP[Blocks][Bc / 8][4];
         multiply<T, D / 16>(
-            S, [&](int r, int k) { return load<D>(q_at, r, k); },
-            [&](int k, int n) { return load<D>(k_at, n, k); });
+            S, [&](int r, int k) { return load<D>(Q_smem, left, r, k); },
+            [&](int k, int n) { return load<D>(K, right, n, k); });
         if (!visible(s, i0 + query, j0 + Bc - 1)) mask<false>(S, s, i0 + query, j0);
 #pragma unroll
         for (int b = 0; b < Blocks; b++)
@@ -120,18 +119,17 @@ __global__ void __launch_bounds__(tiling_of_queries<D>::Threads, tiling_of_queri
 #pragma unroll
                 for (int e = 0; e < 4; e++) dP[b][n][e] = D_row[b][e / 2];
         multiply<T, D / 16>(
-            dP, [&](int r, int k) { return load<D>(do_at, r, k); },
-            [&](int k, int n) { return load<D>(v_at, n, k); });
+            dP, [&](int r, int k) { return load<D>(dO_smem, left, r, k); },
+            [&](int k, int n) { return load<D>(V, right, n, k); });
         fragment dS[Blocks][Bc / 16];
         weights_of_rows<T>(dS, S, dP, LSE, c);
-        const T *at = K + straight<D>(0, 0);
         multiply<T, Bc / 16>(
             dQ, [&](int r, int k) { return dS[r / 16][k / 16]; },
-            [&](int k, int n) { return load_transposed<D>(at, k, n); });
+            [&](int k, int n) { return load_transposed<D>(K, down, k, n); });
     }
     cp_async_wait_all();
     __syncthreads(); // all have read Q; or, in a block without keys, it has arrived for nothing
-    put<D>(Q_smem + own<D>(query, 0), dQ, s.scale);
+    put<D>(Q_smem, own<D>(query, 0), dQ, s.scale);
     __syncthreads(); // dQ is complete
     store_tile<T, Br, D, Threads>(dQ_hbm + row * s.d, Q_smem, s.Nq - i0, s.d);
 }

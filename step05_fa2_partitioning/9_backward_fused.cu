@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(Plan::Threads)
             float4 four = *(const float4 *)&tile[at];
             dQ[b][n][0] = four.x, dQ[b][n][1] = four.y, dQ[b][n][2] = four.z, dQ[b][n][3] = four.w;
         }
-    put<D>(dQ_smem + own<D>(Plan::dQ_row(), Plan::dQ_column()), dQ, s.scale);
+    put<D>(dQ_smem, own<D>(Plan::dQ_row(), Plan::dQ_column()), dQ, s.scale);
     __syncthreads(); // dQ is complete
     store_tile<T, Br, D, Threads>(dQ_hbm + ((size_t)bh * s.Nq + i0) * s.d, dQ_smem, s.Nq - i0, s.d);
 }

@@ -81,23 +81,24 @@ template <int W> __device__ inline int crossed(int r, int c) {
     return swizzled<W>(r + lane / 16 * 8 + lane % 8, c + lane / 8 % 2 * 8);
 }
 
-// Where a lane's part of a tile's (r, c) lies, when `at` is where its part of (0, 0) does; for
-// multiples of 8. Rows that are 8 apart are swizzled alike, and columns flip bits: so an address is
-// computed once for each tile, and the others differ from it by constants.
-template <int W, class T> __device__ inline T *moved(T *at, int r, int c) {
-    uintptr_t address = (uintptr_t)at ^ (c % 64 * sizeof(T));
-    return (T *)address + r * W + c / 64 * 64;
+// Where a lane's part of (r, c) lies, when `at` is where its part of (0, 0) does; for multiples of 8.
+// Rows that are 8 apart are swizzled alike, and columns flip bits: so an offset is computed once
+// for each tile, and the others differ from it by constants.
+template <int W> __device__ inline int moved(int at, int r, int c) {
+    return (at ^ c % 64) + r * W + c / 64 * 64;
 }
 
-template <int W, class T> __device__ inline fragment load(const T *at, int r, int c) {
+template <int W, class T>
+__device__ inline fragment load(const T *tile, int at, int r, int c) {
     fragment f;
-    ldmatrix_x4(f.x, moved<W>(at, r, c));
+    ldmatrix_x4(f.x, tile + moved<W>(at, r, c));
     return f;
 }
 
-template <int W, class T> __device__ inline fragment load_transposed(const T *at, int r, int c) {
+template <int W, class T>
+__device__ inline fragment load_transposed(const T *tile, int at, int r, int c) {
     fragment f;
-    ldmatrix_x4_trans(f.x, moved<W>(at, r, c));
+    ldmatrix_x4_trans(f.x, tile + moved<W>(at, r, c));
     return f;
 }
 
@@ -122,36 +123,36 @@ __device__ inline void multiply(float (&C)[Blocks][Tiles][4], Left left, Right r
     }
 }
 
-// Operands in 16 bits go to a tile, from where other warps take them; `at` is the lane's place,
-// row lane / 4 and column 2 (lane % 4) of the warp's part.
+// Where a lane's two elements of the 8 x 8 at (r, c) of a product go; and so do those of an operand.
+template <int W> __device__ inline int own(int r, int c) {
+    int lane = threadIdx.x % Lanes;
+    return swizzled<W>(r + lane / 4, c) + lane % 4 * 2;
+}
+
+// Operands in 16 bits go to a tile, from where other warps take them.
 template <int W, class T, int Blocks, int Steps>
-__device__ inline void put(T *at, const fragment (&x)[Blocks][Steps]) {
+__device__ inline void put(T *tile, int at, const fragment (&x)[Blocks][Steps]) {
 #pragma unroll
     for (int b = 0; b < Blocks; b++)
 #pragma unroll
         for (int k = 0; k < Steps; k++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                *(uint32_t *)moved<W>(at, 16 * b + e % 2 * 8, 16 * k + e / 2 * 8) = x[b][k].x[e];
+                *(uint32_t *)&tile[moved<W>(at, 16 * b + e % 2 * 8, 16 * k + e / 2 * 8)] =
+                    x[b][k].x[e];
 }
 
 // The same with sums in fp32, times a factor.
 template <int W, class T, int Blocks, int Tiles>
-__device__ inline void put(T *at, const float (&C)[Blocks][Tiles][4], float factor) {
+__device__ inline void put(T *tile, int at, const float (&C)[Blocks][Tiles][4], float factor) {
 #pragma unroll
     for (int b = 0; b < Blocks; b++)
 #pragma unroll
         for (int n = 0; n < Tiles; n++)
 #pragma unroll
             for (int half = 0; half < 2; half++)
-                *(uint32_t *)moved<W>(at, 16 * b + 8 * half, 8 * n) =
+                *(uint32_t *)&tile[moved<W>(at, 16 * b + 8 * half, 8 * n)] =
                     pack<T>(C[b][n][2 * half] * factor, C[b][n][2 * half + 1] * factor);
-}
-
-// The lane's place for both.
-template <int W> __device__ inline int own(int r, int c) {
-    int lane = threadIdx.x % Lanes;
-    return swizzled<W>(r + lane / 4, c) + lane % 4 * 2;
 }
 
 // ---- the mask -----------------------------------------------------------------------------------

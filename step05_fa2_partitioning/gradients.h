@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
     T *K_smem = (T *)smem, *V_smem = K_smem + Plan::KeyTile;
     T *Q_smem = V_smem + Plan::KeyTile, *dO_smem = Q_smem + Plan::Stages * Plan::QueryTile;
     float *LSE_smem = (float *)(dO_smem + Plan::Stages * Plan::QueryTile);
-    float *D_smem = LSE_smem + Plan::Stages * Br;
+    float *D_smem = LSE_smem + Plan::Stages * Br; // both negative
     T *dS_smem = (T *)(D_smem + Plan::Stages * Br), *P_smem = dS_smem + Plan::Places * Plan::Square;
 
     int tiles = (s.Nk + Bc - 1) / Bc, kv = blockIdx.x / tiles, j0 = blockIdx.x % tiles * Bc;
@@ -195,8 +195,13 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
     }
 
     float dK[Blocks][Plan::Columns / 8][4] = {}, dV[Blocks][Plan::Columns / 8][4] = {};
+    // Of the lane in a tile: for K and V as left operands, Q and dO as right ones of the first two
+    // products and of the next two, K as that of dQ; and in P^T and dS^T, likewise.
+    const int left = straight<D>(key, 0), right = crossed<D>(query, 0);
+    const int down = straight<D>(0, column), dQ_right = straight<D>(0, Plan::dQ_column());
+    const int mine = own<Br>(key, query), of_keys = straight<Br>(key, 0);
+    const int of_queries = crossed<Br>(0, Plan::dQ_row());
     float c = s.scale * Unit<T>;
-    const T *k_at = K_smem + straight<D>(key, 0), *v_at = V_smem + straight<D>(key, 0);
     int stage = 0, place = 0; // of this turn's Q and dO; of its P^T and dS^T
     for (int turn = 0; turn < turns; turn++) {
         if (!OneBarrier) {
@@ -206,43 +211,41 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
         }
         const T *Q = Q_smem + stage * Plan::QueryTile, *dO = dO_smem + stage * Plan::QueryTile;
         T *dS_T = dS_smem + place * Plan::Square, *P_T = P_smem + place * Plan::Square;
+        const float *of_row = LSE_smem + stage * Br + query + 2 * t;
 
         float S[Blocks][Tiles][4] = {}, dP[Blocks][Tiles][4]; // of the transposes
-        const T *q_at = Q + crossed<D>(query, 0), *do_at = dO + crossed<D>(query, 0);
         multiply<T, D / 16>(
-            S, [&](int r, int k) { return load<D>(k_at, r, k); },
-            [&](int k, int n) { return load<D>(q_at, n, k); });
+            S, [&](int r, int k) { return load<D>(K_smem, left, r, k); },
+            [&](int k, int n) { return load<D>(Q, right, n, k); });
         if (!visible(s, now.i + query, j0 + key + Plan::Keys - 1))
             mask<true>(S, s, now.i + query, j0 + key);
-        start_from(dP, D_smem + stage * Br + query + 2 * t);
+        start_from(dP, of_row + Plan::Stages * Br);
         multiply<T, D / 16>(
-            dP, [&](int r, int k) { return load<D>(v_at, r, k); },
-            [&](int k, int n) { return load<D>(do_at, n, k); });
+            dP, [&](int r, int k) { return load<D>(V_smem, left, r, k); },
+            [&](int k, int n) { return load<D>(dO, right, n, k); });
 
         fragment P[Blocks][Tiles / 2], dS[Blocks][Tiles / 2];
-        weights<T>(P, dS, S, dP, LSE_smem + stage * Br + query + 2 * t, c);
-        if (!InRegisters) put<Br>(P_T + own<Br>(key, query), P);
-        if (!InRegisters || Plan::WithDQ) put<Br>(dS_T + own<Br>(key, query), dS);
+        weights<T>(P, dS, S, dP, of_row, c);
+        if (!InRegisters) put<Br>(P_T, mine, P);
+        if (!InRegisters || Plan::WithDQ) put<Br>(dS_T, mine, dS);
 
         auto add_to_dV = [&] {
-            const T *p_at = P_T + straight<Br>(key, 0), *at = dO + straight<D>(0, column);
             multiply<T, Br / 16>(
                 dV,
                 [&](int r, int k) {
                     if constexpr (InRegisters) return P[r / 16][k / 16];
-                    return load<Br>(p_at, r, k);
+                    return load<Br>(P_T, of_keys, r, k);
                 },
-                [&](int k, int n) { return load_transposed<D>(at, k, n); });
+                [&](int k, int n) { return load_transposed<D>(dO, down, k, n); });
         };
         auto add_to_dK = [&] {
-            const T *ds_at = dS_T + straight<Br>(key, 0), *at = Q + straight<D>(0, column);
             multiply<T, Br / 16>(
                 dK,
                 [&](int r, int k) {
                     if constexpr (InRegisters) return dS[r / 16][k / 16];
-                    return load<Br>(ds_at, r, k);
+                    return load<Br>(dS_T, of_keys, r, k);
                 },
-                [&](int k, int n) { return load_transposed<D>(at, k, n); });
+                [&](int k, int n) { return load_transposed<D>(Q, down, k, n); });
         };
         if (InRegisters) add_to_dV(), add_to_dK();
         if (OneBarrier) cp_async_wait_all();
@@ -253,11 +256,9 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
         if (!InRegisters) add_to_dV();
         if constexpr (Plan::WithDQ) {
             float dQ[Plan::dQ_Rows / 16][Plan::dQ_Columns / 8][4] = {};
-            const T *ds_at = dS_T + crossed<Br>(0, Plan::dQ_row());
-            const T *at = K_smem + straight<D>(0, Plan::dQ_column());
             multiply<T, Bc / 16>(
-                dQ, [&](int r, int k) { return load_transposed<Br>(ds_at, k, r); },
-                [&](int k, int n) { return load_transposed<D>(at, k, n); });
+                dQ, [&](int r, int k) { return load_transposed<Br>(dS_T, of_queries, k, r); },
+                [&](int k, int n) { return load_transposed<D>(K_smem, dQ_right, k, n); });
             add_fragments<Threads>(dQ_sums + ((size_t)now.head * pitch + now.i) * D, dQ);
         }
         if (!InRegisters) add_to_dK();
@@ -267,8 +268,8 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
     }
 
     __syncthreads(); // all have read K, and now dK takes its place, and dV that of V
-    put<D>(K_smem + own<D>(key, column), dK, s.scale);
-    put<D>(V_smem + own<D>(key, column), dV, 1);
+    put<D>(K_smem, own<D>(key, column), dK, s.scale);
+    put<D>(V_smem, own<D>(key, column), dV, 1);
     __syncthreads(); // both are complete
     store_tile<T, Bc, D, Threads>(dK_hbm + row_of_K * s.d, K_smem, s.Nk - j0, s.d);
     store_tile<T, Bc, D, Threads>(dV_hbm + row_of_K * s.d, V_smem, s.Nk - j0, s.d);
