@@ -39,10 +39,9 @@ template <int D> struct tiling_of_queries {
 
 // dS of a warp's queries, rounded, as a left operand. A lane has two rows of each 16.
 template <class T, int Blocks, int Tiles>
-__device__ static void weights_of_rows(fragment (&dS)[Blocks][Tiles / 2],
-                                       const float (&S)[Blocks][Tiles][4],
-                                       const float (&dP)[Blocks][Tiles][4],
-                                       const float (&minus_LSE)[Blocks][2], float c) {
+__device__ static void
+weights_of_rows(fragment (&dS)[Blocks][Tiles / 2], const float (&S)[Blocks][Tiles][4],
+                const float (&dP)[Blocks][Tiles][4], const float (&minus_LSE)[Blocks][2], float c) {
 #pragma unroll
     for (int b = 0; b < Blocks; b++)
 #pragma unroll
@@ -210,7 +209,8 @@ static attn_traffic model(const attn_problem *p, unsigned pass) {
     attn_traffic sum;
     with_plan<false>(p, [&]<class Plan>(Plan) {
         attn_traffic of_rows = prepare_traffic<Plan::D>(p, false);
-        attn_traffic of_keys = gradients_traffic<Plan>(p), of_queries = query_sums_traffic<Plan::D>(p);
+        attn_traffic of_keys = gradients_traffic<Plan>(p),
+                     of_queries = query_sums_traffic<Plan::D>(p);
         sum = {.load = of_rows.load + of_keys.load + of_queries.load,
                .store = of_rows.store + of_keys.store + of_queries.store};
     });

@@ -17,8 +17,8 @@
 //
 // New since rung 8: dQ.
 //
-// Run:     make run ARGS="--kernel fa2-deterministic,fa2-fused --pass both -d 64"   (in this folder)
-// Limits:  fp16, bf16.
+// Run:     make run ARGS="--kernel fa2-deterministic,fa2-fused --pass both -d 64"   (in this
+// folder) Limits:  fp16, bf16.
 
 #include "fa2.h"
 #include "gradients.h"
@@ -38,14 +38,14 @@ __global__ void __launch_bounds__(Plan::Threads)
     constexpr int Blocks = Plan::dQ_Rows / 16, Tiles = Plan::dQ_Columns / 8;
     T *dQ_smem = (T *)smem;
     int tiles = (s.Nq + Br - 1) / Br, bh = blockIdx.x / tiles, i0 = blockIdx.x % tiles * Br;
-    const float *tile = sums + ((size_t)bh * pitch + i0) * D;
+    const float *tile = sums + ((size_t)bh * pitch + i0) * D + 4 * threadIdx.x;
     float dQ[Blocks][Tiles][4];
 #pragma unroll
     for (int b = 0; b < Blocks; b++)
 #pragma unroll
         for (int n = 0; n < Tiles; n++) {
-            int at = 4 * ((b * Tiles + n) * Threads + threadIdx.x); // as add_fragments does
-            float4 four = *(const float4 *)&tile[at];
+            float4 four =
+                *(const float4 *)&tile[4 * Threads * (b * Tiles + n)]; // see add_fragments
             dQ[b][n][0] = four.x, dQ[b][n][1] = four.y, dQ[b][n][2] = four.z, dQ[b][n][3] = four.w;
         }
     put<D>(dQ_smem, own<D>(Plan::dQ_row(), Plan::dQ_column()), dQ, s.scale);

@@ -81,15 +81,14 @@ template <int W> __device__ inline int crossed(int r, int c) {
     return swizzled<W>(r + lane / 16 * 8 + lane % 8, c + lane / 8 % 2 * 8);
 }
 
-// Where a lane's part of (r, c) lies, when `at` is where its part of (0, 0) does; for multiples of 8.
-// Rows that are 8 apart are swizzled alike, and columns flip bits: so an offset is computed once
-// for each tile, and the others differ from it by constants.
+// Where a lane's part of (r, c) lies, when `at` is where its part of (0, 0) does; for multiples
+// of 8. Rows that are 8 apart are swizzled alike, and columns flip bits: so an offset is computed
+// once for each tile, and the others differ from it by constants.
 template <int W> __device__ inline int moved(int at, int r, int c) {
     return (at ^ c % 64) + r * W + c / 64 * 64;
 }
 
-template <int W, class T>
-__device__ inline fragment load(const T *tile, int at, int r, int c) {
+template <int W, class T> __device__ inline fragment load(const T *tile, int at, int r, int c) {
     fragment f;
     ldmatrix_x4(f.x, tile + moved<W>(at, r, c));
     return f;
@@ -123,7 +122,8 @@ __device__ inline void multiply(float (&C)[Blocks][Tiles][4], Left left, Right r
     }
 }
 
-// Where a lane's two elements of the 8 x 8 at (r, c) of a product go; and so do those of an operand.
+// Where a lane's two elements of the 8 x 8 at (r, c) of a product go; and so do those of an
+// operand.
 template <int W> __device__ inline int own(int r, int c) {
     int lane = threadIdx.x % Lanes;
     return swizzled<W>(r + lane / 4, c) + lane % 4 * 2;
@@ -199,12 +199,12 @@ __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); 
 constexpr int PrepareThreads = 256;
 template <class T, int D, bool Clears>
 __global__ void __launch_bounds__(PrepareThreads)
-    prepare(const T *O_hbm,         // [B, H, Nq, d]
-            const T *dO_hbm,        // [B, H, Nq, d]
-            const float *LSE_hbm,   // [B, H, Nq]
-            float *minus_LSE,       // [B, H, pitch], in its unit
-            float *minus_D,         // [B, H, pitch]
-            float *sums,            // [B, H, pitch, D]
+    prepare(const T *O_hbm,       // [B, H, Nq, d]
+            const T *dO_hbm,      // [B, H, Nq, d]
+            const float *LSE_hbm, // [B, H, Nq]
+            float *minus_LSE,     // [B, H, pitch], in its unit
+            float *minus_D,       // [B, H, pitch]
+            float *sums,          // [B, H, pitch, D]
             shape s, int pitch) {
     constexpr int LanesOfRow = D / Chunk;
     size_t row = blockIdx.x * (size_t)(PrepareThreads / LanesOfRow) + threadIdx.x / LanesOfRow;
@@ -224,7 +224,8 @@ __global__ void __launch_bounds__(PrepareThreads)
         minus_D[row] = -sum;
     }
     if constexpr (Clears)
-        for (int half = 0; half < 2; half++) { // in the order of the threads, as nothing else is known
+        for (int half = 0; half < 2;
+             half++) { // in the order of the threads, as nothing else is known
             size_t n = (blockIdx.x * (size_t)2 + half) * PrepareThreads + threadIdx.x;
             *(float4 *)&sums[4 * n] = make_float4(0, 0, 0, 0);
         }

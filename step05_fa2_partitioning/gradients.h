@@ -34,9 +34,7 @@ template <> struct tiling<128, 227> {
     static constexpr int Br = 64, Bc = 128, KeyWarps = 4, QueryWarps = 2, dQ_Warps = 2;
     static constexpr int Stages = 3, BlocksPerSM = 1;
 };
-template <> struct tiling<128, 163> : tiling<128, 227> {
-    static constexpr int Stages = 2;
-};
+template <> struct tiling<128, 163> : tiling<128, 227> { static constexpr int Stages = 2; };
 template <> struct tiling<128, 99> {
     static constexpr int Br = 32, Bc = 64, KeyWarps = 2, QueryWarps = 2, dQ_Warps = 2;
     static constexpr int Stages = 3, BlocksPerSM = 1;
@@ -72,9 +70,9 @@ template <int D_, int KB, bool WithDQ_> struct plan : tiling<D_, KB> {
 
     // Elements of 16 bits. -LSE and -D, 2 numbers of 32 bits for each query, have 4.
     static constexpr int KeyTile = t::Bc * D, QueryTile = t::Br * D, Square = t::Bc * t::Br;
-    static constexpr int Elements = 2 * KeyTile + t::Stages * (2 * QueryTile + 4 * t::Br) +
-                                    Places * Square * ((InRegisters ? 0 : 1) +
-                                                       (InRegisters && !WithDQ ? 0 : 1));
+    static constexpr int Elements =
+        2 * KeyTile + t::Stages * (2 * QueryTile + 4 * t::Br) +
+        Places * Square * ((InRegisters ? 0 : 1) + (InRegisters && !WithDQ ? 0 : 1));
     static constexpr int Bytes = 2 * Elements;
 };
 
@@ -120,11 +118,12 @@ __device__ inline void start_from(float (&dP)[Blocks][Tiles][4], const float *D)
 // numbers in a row, and the lanes of a block follow one another.
 template <int Threads, int Blocks, int Tiles>
 __device__ inline void add_fragments(float *sums, const float (&dQ)[Blocks][Tiles][4]) {
+    sums += 4 * threadIdx.x;
 #pragma unroll
     for (int b = 0; b < Blocks; b++)
 #pragma unroll
         for (int n = 0; n < Tiles; n++)
-            red_add_f32x4(sums + 4 * ((b * Tiles + n) * Threads + threadIdx.x),
+            red_add_f32x4(sums + 4 * Threads * (b * Tiles + n),
                           make_float4(dQ[b][n][0], dQ[b][n][1], dQ[b][n][2], dQ[b][n][3]));
 }
 
@@ -296,9 +295,9 @@ void launch_gradients(const attn_problem *p, const attn_tensors *t, const float 
     unsigned grid = p->batch * p->kv_heads * ceil_div(p->seqlen_k, Plan::Bc);
     cudaFuncSetAttribute(gradients<T, Plan>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          Plan::Bytes);
-    LAUNCH((gradients<T, Plan>), grid, Plan::Threads, Plan::Bytes, (const T *)t->Q,
-           (const T *)t->K, (const T *)t->V, (const T *)t->dO, minus_LSE, minus_D, dQ_sums,
-           (T *)t->dK, (T *)t->dV, shape_of(p), head_pitch(p));
+    LAUNCH((gradients<T, Plan>), grid, Plan::Threads, Plan::Bytes, (const T *)t->Q, (const T *)t->K,
+           (const T *)t->V, (const T *)t->dO, minus_LSE, minus_D, dQ_sums, (T *)t->dK, (T *)t->dV,
+           shape_of(p), head_pitch(p));
 }
 
 // K, V, dK and dV move once; Q, dO and the rows' two numbers once for each tile of keys, as far as
@@ -312,8 +311,8 @@ template <class Plan> attn_traffic gradients_traffic(const attn_problem *p) {
             K += tile_sectors<Plan::D>((uint64_t)kv * s.Nk + j0, min(Plan::Bc, s.Nk - j0), s.d);
             for (int head = kv * of_group; head < (kv + 1) * of_group; head++)
                 for (int i0 = first_query(s, Plan::Br, j0); i0 < s.Nq; i0 += Plan::Br, turns++)
-                    Q += tile_sectors<Plan::D>((uint64_t)head * s.Nq + i0,
-                                               min(Plan::Br, s.Nq - i0), s.d);
+                    Q += tile_sectors<Plan::D>((uint64_t)head * s.Nq + i0, min(Plan::Br, s.Nq - i0),
+                                               s.d);
         }
     uint64_t sums = turns * 2 * Plan::Br * sizeof(float) / SECTOR;
     return {.load = (2 * K + 2 * Q + sums) * SECTOR,
