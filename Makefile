@@ -187,7 +187,7 @@ $(BUILD)/gpu/run_tests: $(BUILD)/tests/test_kernels.o $(BUILD)/tests/test_instru
 # Of the other steps it has only those that this one needs, and of the tests those of kernels and of this step.
 ifneq ($(FILE),)
 FILE_STEP := $(patsubst %/,%,$(dir $(FILE)))
-FILE_TESTS := $(patsubst %.c,$(BUILD)/%.o,tests/test_kernels.c $(wildcard tests/test_step$(call number_of,$(FILE_STEP)).c))
+FILE_TESTS := $(patsubst %.c,$(BUILD)/%.o,tests/test_kernels.c $(wildcard tests/test_step$(call number_of,$(FILE_STEP))*.c))
 FILE_KERNELS := $(addprefix $(BUILD)/sim/,$(call kernels,$(FILE_STEP) $(call links_of,$(FILE_STEP))))
 $(BUILD)/mutants/%.o: $(BUILD)/mutants/%.cu
 	$(Q)$(CXX) -I$(<D)/.. -I$(<D)/../common $(SIM_CXXFLAGS) -w -I$(FILE_STEP) -c $< -o $@
