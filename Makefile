@@ -28,7 +28,8 @@ WARNINGS := -Wall -Wextra -Werror
 # A designated initialiser leaves the rest at zero on purpose.
 KERNEL_WARNINGS := $(WARNINGS) -Wno-missing-field-initializers -Wno-unknown-pragmas
 # No fused multiply-add on the host: the seeded inputs are the same bits with every compiler.
-CFLAGS   := -std=c11 -D_GNU_SOURCE -O2 -g -ffp-contract=off $(WARNINGS) -Icommon -I.
+# -fPIC: the harness and the GPU's kernels are also linked into a library, for tests/peers.py.
+CFLAGS   := -std=c11 -D_GNU_SOURCE -O2 -g -fPIC -ffp-contract=off $(WARNINGS) -Icommon -I.
 # SANITIZE=address,undefined checks the C files as they run. The kernels stay as they are: their hooks
 # are those of another sanitizer, and an object can have only one of the two.
 SANITIZE ?=
@@ -50,7 +51,7 @@ SIM_CXXFLAGS := -x c++ -std=c++20 -g -fsanitize=thread $(if $(IS_CLANG),$(SIM_cl
 
 gencode   = $(foreach a,$(1),-gencode arch=compute_$(a),code=sm_$(a))
 GENCODE  := $(if $(filter native,$(ARCH)),-arch=native,$(call gencode,$(ARCH)))
-NVFLAGS  := -std=c++20 -O2 -lineinfo -Xcompiler "$(KERNEL_WARNINGS)" -Icommon -I.
+NVFLAGS  := -std=c++20 -O2 -lineinfo -Xcompiler "-fPIC $(KERNEL_WARNINGS)" -Icommon -I.
 # Files with instructions that older cards lack (common/ptx.h) are compiled for those that have them,
 # and for sm_80 where ARCH names none: the program must link, and does not run such a kernel.
 CARD     := $(if $(HAS_GPU),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader | sed -n '1s/\.//p'))
@@ -76,7 +77,7 @@ TEST_C   := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/test_*.c))
 TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(filter-out tests/count_instructions.cu,$(wildcard tests/*.cu)))
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
 
-.PHONY: all sim gpu run train diff test test-sim test-programs test-gpu need-gpu need-sim test-full test-more test-shapes test-sanitized test-clang \
+.PHONY: all sim gpu run train peers diff test test-sim test-programs test-gpu need-gpu need-sim test-full test-more test-shapes test-sanitized test-clang \
         mutants fill book sram wavefronts curves plots deps help list clean bench-sim gallery format numpy-cases
 .DELETE_ON_ERROR:
 all: sim gpu                ## build everything that this machine can build
@@ -84,7 +85,7 @@ all: sim gpu                ## build everything that this machine can build
 sim: $(addprefix $(BUILD)/sim/,$(PROGRAMS))
 
 ifneq ($(NVCC),)
-gpu: $(addprefix $(BUILD)/gpu/,$(PROGRAMS)) $(GPU_TESTS) $(BUILD)/gpu/tests/count_instructions.o
+gpu: $(addprefix $(BUILD)/gpu/,$(PROGRAMS) kernels.so count_instructions) $(GPU_TESTS)
 else
 gpu:
 	@echo "No nvcc here: built for the simulator only."
@@ -202,6 +203,10 @@ $(BUILD)/sim/count_instructions: $(BUILD)/sim/tests/count_instructions.o $(LIBRA
 $(BUILD)/gpu/count_instructions: $(BUILD)/gpu/tests/count_instructions.o $(LIBRARY) $(GPU)
 	$(call say,LINK)
 	$(GPU_LINK)
+# All kernels as a library, for tests/peers.py.
+$(BUILD)/gpu/kernels.so: $(BUILD)/tests/peers.o $(LIBRARY) $(GPU) $(addprefix $(BUILD)/gpu/,$(call kernels,$(STEPS)))
+	$(call say,LINK)
+	$(GPU_LINK) -shared
 $(BUILD)/sim/bench: $(BUILD)/tests/bench_sim.o $(TEST_CU) $(LIBRARY) $(SIM)
 	$(call say,LINK)
 	$(SIM_LINK)
@@ -230,6 +235,10 @@ need-gpu:
 
 train: need-$(DEVICE) $(BUILD)/$(DEVICE)/train    ## one attention layer learns a toy task; DEVICE=sim|gpu, ARGS="--kernel recompute"
 	@$(BUILD)/$(DEVICE)/train $(ARGS)
+
+# With the Python that has PyTorch.
+peers: need-gpu $(BUILD)/gpu/kernels.so    ## the kernels beside FlashAttention-2 and cuDNN (needs PyTorch); ARGS="--kernels fa2"
+	python3 tests/peers.py $(ARGS)
 
 list: $(BUILD)/sim/ladder   ## the kernels that there are
 	@$< --list

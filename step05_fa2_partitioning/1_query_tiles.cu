@@ -145,7 +145,9 @@ template <int D> struct rows_of_O {
         for (int m = 0; m < 4; m++)
             for (int n = 0; n < D / 64; n++) {
                 int r = y + 4 * m;
-                if (r < rows) *(float4 *)&O[(size_t)r * D + x + 64 * n] = value[m][n];
+                // An index among float4, since nvcc makes four stores of *(float4 *)&O[...] here:
+                // the counters showed it, with four times the sectors.
+                if (r < rows) ((float4 *)O)[(size_t)r * (D / 4) + x / 4 + 16 * n] = value[m][n];
             }
     }
 };
