@@ -34,7 +34,7 @@ template <int D> struct tiling_of_queries {
     static constexpr int Warps = 4, Threads = Warps * Lanes, BlocksPerSM = 2;
     static constexpr int Br = Warps * Blocks * 16;
     static constexpr int Bc = D == 64 ? 64 : D == 128 ? 32 : 16;
-    static constexpr int Bytes = 2 * (2 * Br + 4 * Bc) * D;
+    static constexpr int Smem = (2 * Br + 4 * Bc) * D * Bytes;
 };
 
 // dS of a warp's queries, rounded, as a left operand. A lane has two rows of each 16.
@@ -68,9 +68,9 @@ __global__ void __launch_bounds__(tiling_of_queries<D>::Threads, tiling_of_queri
                shape s, int pitch) {
     using tiling = tiling_of_queries<D>;
     constexpr int Blocks = tiling::Blocks, Br = tiling::Br, Bc = tiling::Bc;
-    constexpr int Threads = tiling::Threads, Tile = Bc * D;
-    T *Q_smem = (T *)smem, *dO_smem = Q_smem + Br * D;
-    T *K_smem = dO_smem + Br * D, *V_smem = K_smem + 2 * Tile;
+    constexpr int Threads = tiling::Threads;
+    constexpr uint32_t Tile = Bc * D * Bytes, Q = 0, dO = Q + Br * D * Bytes; // in shared memory
+    constexpr uint32_t K = dO + Br * D * Bytes, V = K + 2 * Tile;
     int tiles = (s.Nq + Br - 1) / Br, bh = blockIdx.x / tiles;
     int i0 = (tiles - 1 - blockIdx.x % tiles) * Br; // with a mask the last has most to do
     int query = threadIdx.x / Lanes * Blocks * 16, lane = threadIdx.x % Lanes;
@@ -78,13 +78,13 @@ __global__ void __launch_bounds__(tiling_of_queries<D>::Threads, tiling_of_queri
 
     int keys = keys_seen(s, i0 + Br);
     auto copy_keys = [&](int j0, int stage) {
-        start_copy<T, Bc, D, Threads>(K_smem + stage * Tile, K_hbm + (key + j0) * s.d, s.Nk - j0,
+        start_copy<T, Bc, D, Threads>(K + stage * Tile, K_hbm + (key + j0) * s.d, s.Nk - j0,
                                       s.d);
-        start_copy<T, Bc, D, Threads>(V_smem + stage * Tile, V_hbm + (key + j0) * s.d, s.Nk - j0,
+        start_copy<T, Bc, D, Threads>(V + stage * Tile, V_hbm + (key + j0) * s.d, s.Nk - j0,
                                       s.d);
     };
-    start_copy<T, Br, D, Threads>(Q_smem, Q_hbm + row * s.d, s.Nq - i0, s.d);
-    start_copy<T, Br, D, Threads>(dO_smem, dO_hbm + row * s.d, s.Nq - i0, s.d);
+    start_copy<T, Br, D, Threads>(Q, Q_hbm + row * s.d, s.Nq - i0, s.d);
+    start_copy<T, Br, D, Threads>(dO, dO_hbm + row * s.d, s.Nq - i0, s.d);
     if (keys > 0) copy_keys(0, 0);
 
     float LSE[Blocks][2], D_row[Blocks][2]; // both negative
@@ -98,18 +98,20 @@ __global__ void __launch_bounds__(tiling_of_queries<D>::Threads, tiling_of_queri
 
     float dQ[Blocks][D / 8][4] = {};
     float c = s.scale * Unit<T>;
-    const int left = straight<D>(query, 0), right = crossed<D>(0, 0), down = straight<D>(0, 0);
+    // Where the lane's fragments begin.
+    const uint32_t Q_left = straight<D>(Q, query, 0), dO_left = straight<D>(dO, query, 0);
+    const uint32_t K_right = crossed<D>(K, 0, 0), K_down = straight<D>(K, 0, 0);
     int stage = 0;
     for (int j0 = 0; j0 < keys; j0 += Bc, stage ^= 1) {
         cp_async_wait_all();
         __syncthreads(); // this turn's K and V have arrived, and all have read the last turn's
         if (j0 + Bc < keys) copy_keys(j0 + Bc, stage ^ 1);
-        const T *K = K_smem + stage * Tile, *V = V_smem + stage * Tile;
+        uint32_t tile = stage * Tile;
 
         float S[Blocks][Bc / 8][4] = {}, dP[Blocks][Bc / 8][4];
         multiply<T, D / 16>(
-            S, [&](int r, int k) { return load<D>(Q_smem, left, r, k); },
-            [&](int k, int n) { return load<D>(K, right, n, k); });
+            S, [&](int r, int k) { return load<D>(Q_left, r, k); },
+            [&](int k, int n) { return load<D>(K_right + tile, n, k); });
         if (!visible(s, i0 + query, j0 + Bc - 1)) mask<false>(S, s, i0 + query, j0);
 #pragma unroll
         for (int b = 0; b < Blocks; b++)
@@ -118,19 +120,19 @@ __global__ void __launch_bounds__(tiling_of_queries<D>::Threads, tiling_of_queri
 #pragma unroll
                 for (int e = 0; e < 4; e++) dP[b][n][e] = D_row[b][e / 2];
         multiply<T, D / 16>(
-            dP, [&](int r, int k) { return load<D>(dO_smem, left, r, k); },
-            [&](int k, int n) { return load<D>(V, right, n, k); });
+            dP, [&](int r, int k) { return load<D>(dO_left, r, k); },
+            [&](int k, int n) { return load<D>(K_right + V - K + tile, n, k); });
         fragment dS[Blocks][Bc / 16];
         weights_of_rows<T>(dS, S, dP, LSE, c);
         multiply<T, Bc / 16>(
             dQ, [&](int r, int k) { return dS[r / 16][k / 16]; },
-            [&](int k, int n) { return load_transposed<D>(K, down, k, n); });
+            [&](int k, int n) { return load_transposed<D>(K_down + tile, k, n); });
     }
     cp_async_wait_all();
     __syncthreads(); // all have read Q; or, in a block without keys, it has arrived for nothing
-    put<D>(Q_smem, own<D>(query, 0), dQ, s.scale);
+    put<T, D>(own<D>(Q, query, 0), dQ, s.scale);
     __syncthreads(); // dQ is complete
-    store_tile<T, Br, D, Threads>(dQ_hbm + row * s.d, Q_smem, s.Nq - i0, s.d);
+    store_tile<T, Br, D, Threads>(dQ_hbm + row * s.d, Q, s.Nq - i0, s.d);
 }
 
 template <int D> static attn_traffic query_sums_traffic(const attn_problem *p) {
@@ -166,10 +168,10 @@ template <class T, class Plan> static void launch(const attn_problem *p, const a
     auto minus_LSE = (float *)t->buffer[LSE_BUFFER], minus_D = (float *)t->buffer[D_BUFFER];
     unsigned grid = p->batch * p->heads * ceil_div(p->seqlen_q, tiling::Br);
     cudaFuncSetAttribute(query_sums<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         tiling::Bytes);
+                         tiling::Smem);
     launch_prepare<T, D, false>(p, t, minus_LSE, minus_D, nullptr);
     launch_gradients<T, Plan>(p, t, minus_LSE, minus_D, nullptr);
-    LAUNCH((query_sums<T, D>), grid, tiling::Threads, tiling::Bytes, (const T *)t->Q,
+    LAUNCH((query_sums<T, D>), grid, tiling::Threads, tiling::Smem, (const T *)t->Q,
            (const T *)t->K, (const T *)t->V, (const T *)t->dO, minus_LSE, minus_D, (T *)t->dQ,
            shape_of(p), head_pitch(p));
 }
@@ -184,7 +186,7 @@ static void forward(const attn_problem *p, const attn_tensors *t) { fa2.forward(
 
 // A block of whichever of the two kernels takes more.
 template <class Plan> static size_t bytes_of(Plan) {
-    return max(Plan::Bytes, tiling_of_queries<Plan::D>::Bytes);
+    return max(Plan::Smem, tiling_of_queries<Plan::D>::Smem);
 }
 
 static bool supports(const attn_problem *p, unsigned pass, char *why, size_t why_size) {

@@ -36,7 +36,6 @@ __global__ void __launch_bounds__(Plan::Threads)
            shape s, int pitch) {
     constexpr int D = Plan::D, Br = Plan::Br, Threads = Plan::Threads;
     constexpr int Blocks = Plan::dQ_Rows / 16, Tiles = Plan::dQ_Columns / 8;
-    T *dQ_smem = (T *)smem;
     int tiles = (s.Nq + Br - 1) / Br, bh = blockIdx.x / tiles, i0 = blockIdx.x % tiles * Br;
     const float *tile = sums + ((size_t)bh * pitch + i0) * D + 4 * threadIdx.x;
     float dQ[Blocks][Tiles][4];
@@ -48,9 +47,9 @@ __global__ void __launch_bounds__(Plan::Threads)
                 *(const float4 *)&tile[4 * Threads * (b * Tiles + n)]; // see add_fragments
             dQ[b][n][0] = four.x, dQ[b][n][1] = four.y, dQ[b][n][2] = four.z, dQ[b][n][3] = four.w;
         }
-    put<D>(dQ_smem, own<D>(Plan::dQ_row(), Plan::dQ_column()), dQ, s.scale);
+    put<T, D>(own<D>(0, Plan::dQ_row(), Plan::dQ_column()), dQ, s.scale);
     __syncthreads(); // dQ is complete
-    store_tile<T, Br, D, Threads>(dQ_hbm + ((size_t)bh * s.Nq + i0) * s.d, dQ_smem, s.Nq - i0, s.d);
+    store_tile<T, Br, D, Threads>(dQ_hbm + ((size_t)bh * s.Nq + i0) * s.d, 0, s.Nq - i0, s.d);
 }
 
 template <class Plan> static attn_traffic finish_traffic(const attn_problem *p) {
@@ -81,7 +80,7 @@ template <class T, class Plan> static void launch(const attn_problem *p, const a
     auto minus_LSE = (float *)t->buffer[LSE_BUFFER], minus_D = (float *)t->buffer[D_BUFFER];
     auto sums = (float *)t->buffer[SUMS_BUFFER];
     unsigned grid = p->batch * p->heads * ceil_div(p->seqlen_q, Plan::Br);
-    size_t bytes = Plan::QueryTile * sizeof(T);
+    size_t bytes = Plan::QueryTile;
     launch_prepare<T, Plan::D, true>(p, t, minus_LSE, minus_D, sums);
     launch_gradients<T, Plan>(p, t, minus_LSE, minus_D, sums);
     LAUNCH((finish<T, Plan>), grid, Plan::Threads, bytes, sums, (T *)t->dQ, shape_of(p),
@@ -99,7 +98,7 @@ static void forward(const attn_problem *p, const attn_tensors *t) { fa2.forward(
 static bool supports(const attn_problem *p, unsigned pass, char *why, size_t why_size) {
     if (pass == ATTN_FORWARD) return fa2.supports(p, pass, why, why_size);
     bool right = false;
-    with_plan<true>(p, [&]<class Plan>(Plan) { right = fits(p, Plan::Bytes, why, why_size); });
+    with_plan<true>(p, [&]<class Plan>(Plan) { right = fits(p, Plan::Smem, why, why_size); });
     return right;
 }
 
@@ -107,7 +106,7 @@ static void describe(const attn_problem *p, unsigned pass, char *text, size_t si
     text[0] = 0;
     if (pass == ATTN_FORWARD) return;
     with_plan<true>(p, [&]<class Plan>(Plan) {
-        snprintf(text, size, "Br %d, Bc %d take %d of %zu bytes", Plan::Br, Plan::Bc, Plan::Bytes,
+        snprintf(text, size, "Br %d, Bc %d take %d of %zu bytes", Plan::Br, Plan::Bc, Plan::Smem,
                  p->smem);
     });
 }

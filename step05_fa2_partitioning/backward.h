@@ -8,6 +8,7 @@
 namespace step05::backward {
 
 constexpr float Log2e = 1.44269504f;
+constexpr int Bytes = 2; // of an element
 
 // P = exp(scale S - LSE) as a power of two, of Unit scale S - Unit LSE: with log2(e) as the unit at
 // once. But then LSE log2(e) is rounded once more than LSE is, and where logits go into the ten
@@ -25,7 +26,7 @@ template <class T> __device__ inline float probability(float S, float minus_LSE,
 // Starts copying `rows` rows of d elements; zeros for the rest of the Rows x D. A thread has the
 // same chunk of every row that it copies.
 template <class T, int Rows, int D, int Threads>
-__device__ inline void start_copy(T *tile, const T *hbm, int rows, int d) {
+__device__ inline void start_copy(uint32_t tile, const T *hbm, int rows, int d) {
     constexpr int Step = Threads / (D / Chunk);
     static_assert(Rows % Step == 0);
     int c = threadIdx.x % (D / Chunk) * Chunk, first = threadIdx.x / (D / Chunk);
@@ -33,21 +34,22 @@ __device__ inline void start_copy(T *tile, const T *hbm, int rows, int d) {
     const T *from = hbm + (size_t)first * d + c;
 #pragma unroll
     for (int r = 0; r < Rows; r += Step) {
-        cp_async_16(tile + swizzled<D>(first + r, c), from, r < left);
+        cp_async_16(smem + tile + Bytes * swizzled<D>(first + r, c), from, r < left);
         from += (size_t)Step * d;
     }
 }
 
 // The first `rows` rows of a tile to HBM, 16 bytes a lane.
 template <class T, int Rows, int D, int Threads>
-__device__ inline void store_tile(T *hbm, const T *tile, int rows, int d) {
+__device__ inline void store_tile(T *hbm, uint32_t tile, int rows, int d) {
     constexpr int Step = Threads / (D / Chunk);
     int c = threadIdx.x % (D / Chunk) * Chunk, first = threadIdx.x / (D / Chunk);
     int left = c < d ? rows - first : 0;
     T *to = hbm + (size_t)first * d + c;
 #pragma unroll
     for (int r = 0; r < Rows; r += Step) {
-        if (r < left) *(uint4 *)to = *(const uint4 *)&tile[swizzled<D>(first + r, c)];
+        if (r < left)
+            *(uint4 *)to = *(const uint4 *)(smem + tile + Bytes * swizzled<D>(first + r, c));
         to += (size_t)Step * d;
     }
 }
@@ -69,35 +71,35 @@ template <int D> uint64_t tile_sectors(uint64_t first, uint64_t rows, uint64_t d
 //     right, B     B^T                crossed     as it is
 //     right, B     B                  straight    transposed
 //
-// The functions give the offset of the lane's address for the 16 x 16 at (r, c).
+// The functions give the lane's address for the 16 x 16 at (r, c) of a tile of rows of W elements
+// that begins `tile` bytes after smem. Such an address is a number of 32 bits, a pointer one of 64.
 
-template <int W> __device__ inline int straight(int r, int c) {
+template <int W> __device__ inline uint32_t straight(uint32_t tile, int r, int c) {
     int lane = threadIdx.x % Lanes;
-    return swizzled<W>(r + lane % 16, c + lane / 16 * 8);
+    return tile + Bytes * swizzled<W>(r + lane % 16, c + lane / 16 * 8);
 }
 
-template <int W> __device__ inline int crossed(int r, int c) {
+template <int W> __device__ inline uint32_t crossed(uint32_t tile, int r, int c) {
     int lane = threadIdx.x % Lanes;
-    return swizzled<W>(r + lane / 16 * 8 + lane % 8, c + lane / 8 % 2 * 8);
+    return tile + Bytes * swizzled<W>(r + lane / 16 * 8 + lane % 8, c + lane / 8 % 2 * 8);
 }
 
 // Where a lane's part of (r, c) lies, when `at` is where its part of (0, 0) does; for multiples
-// of 8. Rows that are 8 apart are swizzled alike, and columns flip bits: so an offset is computed
+// of 8. Rows that are 8 apart are swizzled alike, and columns flip bits: so an address is computed
 // once for each tile, and the others differ from it by constants.
-template <int W> __device__ inline int moved(int at, int r, int c) {
-    return (at ^ c % 64) + r * W + c / 64 * 64;
+template <int W> __device__ inline uint32_t moved(uint32_t at, int r, int c) {
+    return (at ^ c % 64 * Bytes) + (r * W + c / 64 * 64) * Bytes;
 }
 
-template <int W, class T> __device__ inline fragment load(const T *tile, int at, int r, int c) {
+template <int W> __device__ inline fragment load(uint32_t at, int r, int c) {
     fragment f;
-    ldmatrix_x4(f.x, tile + moved<W>(at, r, c));
+    ldmatrix_x4(f.x, smem + moved<W>(at, r, c));
     return f;
 }
 
-template <int W, class T>
-__device__ inline fragment load_transposed(const T *tile, int at, int r, int c) {
+template <int W> __device__ inline fragment load_transposed(uint32_t at, int r, int c) {
     fragment f;
-    ldmatrix_x4_trans(f.x, tile + moved<W>(at, r, c));
+    ldmatrix_x4_trans(f.x, smem + moved<W>(at, r, c));
     return f;
 }
 
@@ -124,34 +126,34 @@ __device__ inline void multiply(float (&C)[Blocks][Tiles][4], Left left, Right r
 
 // Where a lane's two elements of the 8 x 8 at (r, c) of a product go; and so do those of an
 // operand.
-template <int W> __device__ inline int own(int r, int c) {
+template <int W> __device__ inline uint32_t own(uint32_t tile, int r, int c) {
     int lane = threadIdx.x % Lanes;
-    return swizzled<W>(r + lane / 4, c) + lane % 4 * 2;
+    return tile + Bytes * (swizzled<W>(r + lane / 4, c) + lane % 4 * 2);
 }
 
 // Operands in 16 bits go to a tile, from where other warps take them.
-template <int W, class T, int Blocks, int Steps>
-__device__ inline void put(T *tile, int at, const fragment (&x)[Blocks][Steps]) {
+template <int W, int Blocks, int Steps>
+__device__ inline void put(uint32_t at, const fragment (&x)[Blocks][Steps]) {
 #pragma unroll
     for (int b = 0; b < Blocks; b++)
 #pragma unroll
         for (int k = 0; k < Steps; k++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                *(uint32_t *)&tile[moved<W>(at, 16 * b + e % 2 * 8, 16 * k + e / 2 * 8)] =
+                *(uint32_t *)(smem + moved<W>(at, 16 * b + e % 2 * 8, 16 * k + e / 2 * 8)) =
                     x[b][k].x[e];
 }
 
 // The same with sums in fp32, times a factor.
-template <int W, class T, int Blocks, int Tiles>
-__device__ inline void put(T *tile, int at, const float (&C)[Blocks][Tiles][4], float factor) {
+template <class T, int W, int Blocks, int Tiles>
+__device__ inline void put(uint32_t at, const float (&C)[Blocks][Tiles][4], float factor) {
 #pragma unroll
     for (int b = 0; b < Blocks; b++)
 #pragma unroll
         for (int n = 0; n < Tiles; n++)
 #pragma unroll
             for (int half = 0; half < 2; half++)
-                *(uint32_t *)&tile[moved<W>(at, 16 * b + 8 * half, 8 * n)] =
+                *(uint32_t *)(smem + moved<W>(at, 16 * b + 8 * half, 8 * n)) =
                     pack<T>(C[b][n][2 * half] * factor, C[b][n][2 * half + 1] * factor);
 }
 

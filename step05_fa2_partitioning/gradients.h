@@ -68,12 +68,17 @@ template <int D_, int KB, bool WithDQ_> struct plan : tiling<D_, KB> {
     static constexpr bool OneBarrier = InRegisters || t::Stages == 3;
     static constexpr int Places = OneBarrier ? 2 : 1;
 
-    // Elements of 16 bits. -LSE and -D, 2 numbers of 32 bits for each query, have 4.
-    static constexpr int KeyTile = t::Bc * D, QueryTile = t::Br * D, Square = t::Bc * t::Br;
-    static constexpr int Elements =
-        2 * KeyTile + t::Stages * (2 * QueryTile + 4 * t::Br) +
-        Places * Square * ((InRegisters ? 0 : 1) + (InRegisters && !WithDQ ? 0 : 1));
-    static constexpr int Bytes = 2 * Elements;
+    // Bytes: of a tile of keys, of a tile of queries and of their two numbers each (-LSE and -D), of
+    // P^T or dS^T; and where in shared memory they begin.
+    static constexpr int KeyTile = t::Bc * D * Bytes, QueryTile = t::Br * D * Bytes;
+    static constexpr int Numbers = t::Br * sizeof(float), Square = t::Bc * t::Br * Bytes;
+    static constexpr uint32_t K = 0, V = K + KeyTile, Q = V + KeyTile;
+    static constexpr uint32_t dO = Q + t::Stages * QueryTile;
+    static constexpr uint32_t MinusLSE = dO + t::Stages * QueryTile;
+    static constexpr uint32_t MinusD = MinusLSE + t::Stages * Numbers;
+    static constexpr uint32_t dS = MinusD + t::Stages * Numbers;
+    static constexpr uint32_t P = dS + (InRegisters && !WithDQ ? 0 : Places * Square);
+    static constexpr int Smem = P + (InRegisters ? 0 : Places * Square);
 };
 
 // ---- the kernel ---------------------------------------------------------------------------------
@@ -149,12 +154,6 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
     constexpr int D = Plan::D, Br = Plan::Br, Bc = Plan::Bc, Threads = Plan::Threads;
     constexpr int Blocks = Plan::Keys / 16, Tiles = Plan::Queries / 8; // of the warp's S^T
     constexpr bool OneBarrier = Plan::OneBarrier, InRegisters = Plan::InRegisters;
-    T *K_smem = (T *)smem, *V_smem = K_smem + Plan::KeyTile;
-    T *Q_smem = V_smem + Plan::KeyTile, *dO_smem = Q_smem + Plan::Stages * Plan::QueryTile;
-    float *LSE_smem = (float *)(dO_smem + Plan::Stages * Plan::QueryTile);
-    float *D_smem = LSE_smem + Plan::Stages * Br; // both negative
-    T *dS_smem = (T *)(D_smem + Plan::Stages * Br), *P_smem = dS_smem + Plan::Places * Plan::Square;
-
     int tiles = (s.Nk + Bc - 1) / Bc, kv = blockIdx.x / tiles, j0 = blockIdx.x % tiles * Bc;
     int warp = threadIdx.x / Lanes, t = threadIdx.x % Lanes % 4;
     int key = warp / Plan::QueryWarps * Plan::Keys; // the warp's first, in the tile, and so on
@@ -175,15 +174,15 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
     auto copy_next = [&](int stage) {
         size_t row = (size_t)next.head * s.Nq + next.i, sum = (size_t)next.head * pitch + next.i;
         int rows = s.Nq - next.i, n = 4 * threadIdx.x;
-        T *Q = Q_smem + stage * Plan::QueryTile, *dO = dO_smem + stage * Plan::QueryTile;
-        start_copy<T, Br, D, Threads>(Q, Q_hbm + row * s.d, rows, s.d);
-        start_copy<T, Br, D, Threads>(dO, dO_hbm + row * s.d, rows, s.d);
-        if (n < Br) cp_async_16(LSE_smem + stage * Br + n, minus_LSE + sum + n);
-        if (n < Br) cp_async_16(D_smem + stage * Br + n, minus_D + sum + n);
+        uint32_t tile = stage * Plan::QueryTile, of_row = stage * Plan::Numbers + n * sizeof(float);
+        start_copy<T, Br, D, Threads>(Plan::Q + tile, Q_hbm + row * s.d, rows, s.d);
+        start_copy<T, Br, D, Threads>(Plan::dO + tile, dO_hbm + row * s.d, rows, s.d);
+        if (n < Br) cp_async_16(smem + Plan::MinusLSE + of_row, minus_LSE + sum + n);
+        if (n < Br) cp_async_16(smem + Plan::MinusD + of_row, minus_D + sum + n);
         advance(next);
     };
-    start_copy<T, Bc, D, Threads>(K_smem, K_hbm + row_of_K * s.d, s.Nk - j0, s.d);
-    start_copy<T, Bc, D, Threads>(V_smem, V_hbm + row_of_K * s.d, s.Nk - j0, s.d);
+    start_copy<T, Bc, D, Threads>(Plan::K, K_hbm + row_of_K * s.d, s.Nk - j0, s.d);
+    start_copy<T, Bc, D, Threads>(Plan::V, V_hbm + row_of_K * s.d, s.Nk - j0, s.d);
     copy_next(0);
     cp_async_commit();
     if (OneBarrier) {
@@ -194,12 +193,16 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
     }
 
     float dK[Blocks][Plan::Columns / 8][4] = {}, dV[Blocks][Plan::Columns / 8][4] = {};
-    // Of the lane in a tile: for K and V as left operands, Q and dO as right ones of the first two
-    // products and of the next two, K as that of dQ; and in P^T and dS^T, likewise.
-    const int left = straight<D>(key, 0), right = crossed<D>(query, 0);
-    const int down = straight<D>(0, column), dQ_right = straight<D>(0, Plan::dQ_column());
-    const int mine = own<Br>(key, query), of_keys = straight<Br>(key, 0);
-    const int of_queries = crossed<Br>(0, Plan::dQ_row());
+    // Where the lane's fragments begin: of K and V as left operands, Q and dO as right ones of the
+    // first two products and of the next two, K as that of dQ; and of P^T and dS^T, likewise.
+    const uint32_t K_left = straight<D>(Plan::K, key, 0), V_left = straight<D>(Plan::V, key, 0);
+    const uint32_t Q_right = crossed<D>(Plan::Q, query, 0);
+    const uint32_t Q_down = straight<D>(Plan::Q, 0, column);
+    const uint32_t K_down = straight<D>(Plan::K, 0, Plan::dQ_column());
+    const uint32_t dS_own = own<Br>(Plan::dS, key, query);
+    const uint32_t dS_left = straight<Br>(Plan::dS, key, 0);
+    const uint32_t dS_down = crossed<Br>(Plan::dS, 0, Plan::dQ_row());
+    constexpr uint32_t From_Q_to_dO = Plan::dO - Plan::Q, From_dS_to_P = Plan::P - Plan::dS;
     float c = s.scale * Unit<T>;
     int stage = 0, place = 0; // of this turn's Q and dO; of its P^T and dS^T
     for (int turn = 0; turn < turns; turn++) {
@@ -208,43 +211,45 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
             __syncthreads(); // this turn's Q and dO have arrived; all have read the last turn's
             if (turn + 1 < turns) copy_next(stage ^ 1);
         }
-        const T *Q = Q_smem + stage * Plan::QueryTile, *dO = dO_smem + stage * Plan::QueryTile;
-        T *dS_T = dS_smem + place * Plan::Square, *P_T = P_smem + place * Plan::Square;
-        const float *of_row = LSE_smem + stage * Br + query + 2 * t;
+        uint32_t tile = stage * Plan::QueryTile, square = place * Plan::Square;
+        const float *of_row =
+            (const float *)(smem + Plan::MinusLSE + stage * Plan::Numbers) + query + 2 * t;
 
         float S[Blocks][Tiles][4] = {}, dP[Blocks][Tiles][4]; // of the transposes
         multiply<T, D / 16>(
-            S, [&](int r, int k) { return load<D>(K_smem, left, r, k); },
-            [&](int k, int n) { return load<D>(Q, right, n, k); });
+            S, [&](int r, int k) { return load<D>(K_left, r, k); },
+            [&](int k, int n) { return load<D>(Q_right + tile, n, k); });
         if (!visible(s, now.i + query, j0 + key + Plan::Keys - 1))
             mask<true>(S, s, now.i + query, j0 + key);
         start_from(dP, of_row + Plan::Stages * Br);
         multiply<T, D / 16>(
-            dP, [&](int r, int k) { return load<D>(V_smem, left, r, k); },
-            [&](int k, int n) { return load<D>(dO, right, n, k); });
+            dP, [&](int r, int k) { return load<D>(V_left, r, k); },
+            [&](int k, int n) { return load<D>(Q_right + From_Q_to_dO + tile, n, k); });
 
         fragment P[Blocks][Tiles / 2], dS[Blocks][Tiles / 2];
         weights<T>(P, dS, S, dP, of_row, c);
-        if (!InRegisters) put<Br>(P_T, mine, P);
-        if (!InRegisters || Plan::WithDQ) put<Br>(dS_T, mine, dS);
+        if (!InRegisters) put<Br>(dS_own + From_dS_to_P + square, P);
+        if (!InRegisters || Plan::WithDQ) put<Br>(dS_own + square, dS);
 
         auto add_to_dV = [&] {
             multiply<T, Br / 16>(
                 dV,
                 [&](int r, int k) {
                     if constexpr (InRegisters) return P[r / 16][k / 16];
-                    return load<Br>(P_T, of_keys, r, k);
+                    return load<Br>(dS_left + From_dS_to_P + square, r, k);
                 },
-                [&](int k, int n) { return load_transposed<D>(dO, down, k, n); });
+                [&](int k, int n) {
+                    return load_transposed<D>(Q_down + From_Q_to_dO + tile, k, n);
+                });
         };
         auto add_to_dK = [&] {
             multiply<T, Br / 16>(
                 dK,
                 [&](int r, int k) {
                     if constexpr (InRegisters) return dS[r / 16][k / 16];
-                    return load<Br>(dS_T, of_keys, r, k);
+                    return load<Br>(dS_left + square, r, k);
                 },
-                [&](int k, int n) { return load_transposed<D>(Q, down, k, n); });
+                [&](int k, int n) { return load_transposed<D>(Q_down + tile, k, n); });
         };
         if (InRegisters) add_to_dV(), add_to_dK();
         if (OneBarrier) cp_async_wait_all();
@@ -256,8 +261,8 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
         if constexpr (Plan::WithDQ) {
             float dQ[Plan::dQ_Rows / 16][Plan::dQ_Columns / 8][4] = {};
             multiply<T, Bc / 16>(
-                dQ, [&](int r, int k) { return load_transposed<Br>(dS_T, of_queries, k, r); },
-                [&](int k, int n) { return load_transposed<D>(K_smem, dQ_right, k, n); });
+                dQ, [&](int r, int k) { return load_transposed<Br>(dS_down + square, k, r); },
+                [&](int k, int n) { return load_transposed<D>(K_down, k, n); });
             add_fragments<Threads>(dQ_sums + ((size_t)now.head * pitch + now.i) * D, dQ);
         }
         if (!InRegisters) add_to_dK();
@@ -267,11 +272,11 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
     }
 
     __syncthreads(); // all have read K, and now dK takes its place, and dV that of V
-    put<D>(K_smem, own<D>(key, column), dK, s.scale);
-    put<D>(V_smem, own<D>(key, column), dV, 1);
+    put<T, D>(own<D>(Plan::K, key, column), dK, s.scale);
+    put<T, D>(own<D>(Plan::V, key, column), dV, 1);
     __syncthreads(); // both are complete
-    store_tile<T, Bc, D, Threads>(dK_hbm + row_of_K * s.d, K_smem, s.Nk - j0, s.d);
-    store_tile<T, Bc, D, Threads>(dV_hbm + row_of_K * s.d, V_smem, s.Nk - j0, s.d);
+    store_tile<T, Bc, D, Threads>(dK_hbm + row_of_K * s.d, Plan::K, s.Nk - j0, s.d);
+    store_tile<T, Bc, D, Threads>(dV_hbm + row_of_K * s.d, Plan::V, s.Nk - j0, s.d);
 }
 
 // ---- the host's side ----------------------------------------------------------------------------
@@ -281,11 +286,11 @@ template <bool WithDQ, class Use> void with_plan(const attn_problem *p, Use use)
     size_t smem = p->smem;
     if (p->head_dim <= 64) return use(plan<64, 99, WithDQ>());
     if (p->head_dim <= 128) {
-        if (plan<128, 227, WithDQ>::Bytes <= smem) return use(plan<128, 227, WithDQ>());
-        if (plan<128, 163, WithDQ>::Bytes <= smem) return use(plan<128, 163, WithDQ>());
+        if (plan<128, 227, WithDQ>::Smem <= smem) return use(plan<128, 227, WithDQ>());
+        if (plan<128, 163, WithDQ>::Smem <= smem) return use(plan<128, 163, WithDQ>());
         return use(plan<128, 99, WithDQ>());
     }
-    if (plan<256, 227, WithDQ>::Bytes <= smem) return use(plan<256, 227, WithDQ>());
+    if (plan<256, 227, WithDQ>::Smem <= smem) return use(plan<256, 227, WithDQ>());
     use(plan<256, 99, WithDQ>());
 }
 
@@ -294,8 +299,8 @@ void launch_gradients(const attn_problem *p, const attn_tensors *t, const float 
                       const float *minus_D, float *dQ_sums) {
     unsigned grid = p->batch * p->kv_heads * ceil_div(p->seqlen_k, Plan::Bc);
     cudaFuncSetAttribute(gradients<T, Plan>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         Plan::Bytes);
-    LAUNCH((gradients<T, Plan>), grid, Plan::Threads, Plan::Bytes, (const T *)t->Q, (const T *)t->K,
+                         Plan::Smem);
+    LAUNCH((gradients<T, Plan>), grid, Plan::Threads, Plan::Smem, (const T *)t->Q, (const T *)t->K,
            (const T *)t->V, (const T *)t->dO, minus_LSE, minus_D, dQ_sums, (T *)t->dK, (T *)t->dV,
            shape_of(p), head_pitch(p));
 }
@@ -317,7 +322,7 @@ template <class Plan> attn_traffic gradients_traffic(const attn_problem *p) {
     uint64_t sums = turns * 2 * Plan::Br * sizeof(float) / SECTOR;
     return {.load = (2 * K + 2 * Q + sums) * SECTOR,
             .store = 2 * K * SECTOR,
-            .atomic = Plan::WithDQ ? turns * Plan::QueryTile * sizeof(float) : 0};
+            .atomic = Plan::WithDQ ? turns * Plan::Br * Plan::D * sizeof(float) : 0};
 }
 
 } // namespace step05::backward
