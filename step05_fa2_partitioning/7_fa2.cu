@@ -120,11 +120,8 @@ template <int D> __device__ static void mask(scores<D> &S, const shape &s, int i
         }
 }
 
-// What a lane knows of two rows. m is scaled, by c = scale log2(e), as the exponents are. It starts
-// at the lowest number, not at -infinity: -infinity less that is still -infinity, a weight of 0, and
-// no row needs a question whether it has seen a key.
-struct rows {
-    float m[2] = {-FLT_MAX, -FLT_MAX}, l[2] = {0, 0};
+struct rows { // what a lane knows of two rows
+    float m[2], l[2];
 };
 
 // The maxima of all rows; O and l are rescaled when one of them has grown by more than Most.
@@ -142,15 +139,15 @@ __device__ static void update_maxima(const scores<D> &S, output<D> &O,
 #pragma unroll
             for (int n = 0; n < tiling<D>::Bc / 8; n++)
                 most = fmaxf(most, fmaxf(S[b][n][2 * half], S[b][n][2 * half + 1]));
-            m[b][half] = fmaxf(r[b].m[half], c * max_of_quad(most));
-            grown |= m[b][half] - r[b].m[half] > Most;
+            m[b][half] = fmaxf(r[b].m[half], max_of_quad(most));
+            grown |= c * (m[b][half] - r[b].m[half]) > Most;
         }
     if (!__any_sync(~0u, grown)) return;
 #pragma unroll
     for (int b = 0; b < Blocks; b++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            float factor = exp2_approx(r[b].m[half] - m[b][half]);
+            float factor = exp2_approx(c * (r[b].m[half] - m[b][half]));
             r[b].m[half] = m[b][half];
             r[b].l[half] *= factor;
 #pragma unroll
@@ -164,12 +161,12 @@ __device__ static void update_maxima(const scores<D> &S, output<D> &O,
 // The weights of 16 keys, as a left operand, and their sums.
 template <class T>
 __device__ static fragment weights(const float (&left)[4], const float (&right)[4], rows &r,
-                                   float c) {
+                                   float c, const float (&c_m)[2]) {
     float P[2][4];
 #pragma unroll
     for (int e = 0; e < 4; e++) {
-        P[0][e] = exp2_approx(c * left[e] - r.m[e / 2]);
-        P[1][e] = exp2_approx(c * right[e] - r.m[e / 2]);
+        P[0][e] = exp2_approx(c * left[e] - c_m[e / 2]);
+        P[1][e] = exp2_approx(c * right[e] - c_m[e / 2]);
         r.l[e / 2] += P[0][e] + P[1][e];
     }
     return {{pack<T>(P[0][0], P[0][1]), pack<T>(P[0][2], P[0][3]), pack<T>(P[1][0], P[1][1]),
@@ -182,12 +179,16 @@ template <class T, int D>
 __device__ static void multiply_PV(output<D> &O, const scores<D> &S, uint32_t v_at,
                                    rows (&r)[tiling<D>::Blocks], float c) {
     constexpr int Blocks = tiling<D>::Blocks;
+    float c_m[Blocks][2];
+#pragma unroll
+    for (int b = 0; b < Blocks; b++)
+        for (int half = 0; half < 2; half++) c_m[b][half] = c * r[b].m[half];
 #pragma unroll
     for (int k = 0; k < tiling<D>::Bc / 16; k++) {
         fragment p[Blocks], values[2];
 #pragma unroll
         for (int b = 0; b < Blocks; b++)
-            p[b] = weights<T>(S[b][2 * k], S[b][2 * k + 1], r[b], c);
+            p[b] = weights<T>(S[b][2 * k], S[b][2 * k + 1], r[b], c, c_m[b]);
 #if PRE_PV
         ldmatrix_x4_trans(values[0].x, moved<T, D>(v_at, 16 * k, 0));
 #endif
@@ -213,7 +214,8 @@ __device__ static void multiply_PV(output<D> &O, const scores<D> &S, uint32_t v_
 // O_hbm, LSE_hbm: the warp's first row, `rows_left` of which exist.
 template <class T, int D>
 __device__ static void store(T *O_hbm, float *LSE_hbm, T *O_smem, const output<D> &O,
-                             const rows (&r)[tiling<D>::Blocks], int rows_left, int d) {
+                             const rows (&r)[tiling<D>::Blocks], int rows_left, int d,
+                             float scale) {
     constexpr int Blocks = tiling<D>::Blocks;
     int lane = threadIdx.x % Lanes;
 #pragma unroll
@@ -227,7 +229,7 @@ __device__ static void store(T *O_hbm, float *LSE_hbm, T *O_smem, const output<D
             for (int n = 0; n < D / 8; n++)
                 *(uint32_t *)&O_smem[swizzled<D>(at, 8 * n) + lane % 4 * 2] =
                     pack<T>(O[b][n][2 * half] * inverse, O[b][n][2 * half + 1] * inverse);
-            if (lane % 4 == 0 && at < rows_left) LSE_hbm[at] = r[b].m[half] / Log2e + logf(l);
+            if (lane % 4 == 0 && at < rows_left) LSE_hbm[at] = scale * r[b].m[half] + logf(l);
         }
     __syncwarp(); // the warp's rows are complete
     int column = lane % (D / Chunk) * Chunk;
@@ -265,6 +267,13 @@ __global__ void __launch_bounds__(tiling<D>::Threads, D == 256 ? 1 : 2)
 
     output<D> O = {};
     rows r[Blocks];
+    // m starts at the lowest number whose product with c is still a number, and not at -infinity:
+    // c (-infinity - m) is then -infinity, a weight of 0, and no row has to be asked whether it has
+    // seen a key.
+    float lowest = c > 1 ? -FLT_MAX / c : -FLT_MAX;
+#pragma unroll
+    for (int b = 0; b < Blocks; b++)
+        for (int half = 0; half < 2; half++) r[b].m[half] = lowest, r[b].l[half] = 0;
     // From the last tile of keys to the first: those that the diagonal or the end of K cuts come
     // first, and from then on nobody has to look.
     int keys = keys_seen(s, i0 + Br), j0 = (keys - 1) / Bc * Bc;
@@ -293,7 +302,7 @@ __global__ void __launch_bounds__(tiling<D>::Threads, D == 256 ? 1 : 2)
     T *O_smem = Q_smem + first * D;
     __syncthreads();
     store<T, D>(O_hbm + (row + first) * d, LSE_hbm + row + first, O_smem, O, r,
-                s.Nq - i0 - first, d);
+                s.Nq - i0 - first, d, s.scale);
 }
 
 // ---- the host's side: what the harness asks of a rung ------------------------------------------
