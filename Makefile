@@ -163,8 +163,8 @@ $(BUILD)/sim/run_tests: $(TEST_C) $(TEST_CU) $(GALLERY) $(LIBRARY) $(SIM) $(addp
 $(BUILD)/sim/gallery: $(BUILD)/tests/gallery/main.o $(GALLERY) $(LIBRARY) $(SIM)
 	$(call say,LINK)
 	$(SIM_LINK)
-# The training of step04: no ladder, but a layer that learns, with step00's kernels or step04's.
-TRAINS := $(call kernels,$(foreach n,00 03 04,$(call step_dir,$(n))))
+# The training of step04: no ladder, but a layer that learns, with the kernels of step00, 04 or 05.
+TRAINS := $(call kernels,$(foreach n,00 03 04 05,$(call step_dir,$(n))))
 $(BUILD)/train.o: $(call step_dir,04)/train.c $(COMPILER)
 	$(call say,CC)
 	$(Q)$(CC) $(CFLAGS) -MMD -MP -c $< -o $@
