@@ -78,10 +78,8 @@ __global__ void __launch_bounds__(tiling_of_queries<D>::Threads, tiling_of_queri
 
     int keys = keys_seen(s, i0 + Br);
     auto copy_keys = [&](int j0, int stage) {
-        start_copy<T, Bc, D, Threads>(K + stage * Tile, K_hbm + (key + j0) * s.d, s.Nk - j0,
-                                      s.d);
-        start_copy<T, Bc, D, Threads>(V + stage * Tile, V_hbm + (key + j0) * s.d, s.Nk - j0,
-                                      s.d);
+        start_copy<T, Bc, D, Threads>(K + stage * Tile, K_hbm + (key + j0) * s.d, s.Nk - j0, s.d);
+        start_copy<T, Bc, D, Threads>(V + stage * Tile, V_hbm + (key + j0) * s.d, s.Nk - j0, s.d);
     };
     start_copy<T, Br, D, Threads>(Q, Q_hbm + row * s.d, s.Nq - i0, s.d);
     start_copy<T, Br, D, Threads>(dO, dO_hbm + row * s.d, s.Nq - i0, s.d);

@@ -38,13 +38,12 @@ __global__ void __launch_bounds__(Plan::Threads)
     constexpr int Blocks = Plan::dQ_Rows / 16, Tiles = Plan::dQ_Columns / 8;
     int tiles = (s.Nq + Br - 1) / Br, bh = blockIdx.x / tiles, i0 = blockIdx.x % tiles * Br;
     const float *tile = sums + ((size_t)bh * pitch + i0) * D + 4 * threadIdx.x;
-    float dQ[Blocks][Tiles][4];
+    float dQ[Blocks][Tiles][4]; // where add_fragments has left them
 #pragma unroll
     for (int b = 0; b < Blocks; b++)
 #pragma unroll
         for (int n = 0; n < Tiles; n++) {
-            float4 four =
-                *(const float4 *)&tile[4 * Threads * (b * Tiles + n)]; // see add_fragments
+            float4 four = *(const float4 *)&tile[4 * Threads * (b * Tiles + n)];
             dQ[b][n][0] = four.x, dQ[b][n][1] = four.y, dQ[b][n][2] = four.z, dQ[b][n][3] = four.w;
         }
     put<T, D>(own<D>(0, Plan::dQ_row(), Plan::dQ_column()), dQ, s.scale);

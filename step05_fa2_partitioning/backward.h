@@ -196,7 +196,7 @@ __device__ inline float to_float(__half x) { return __half2float(x); }
 __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 // For each row -LSE in its unit, or -infinity where P is 0, and -D, D = rowsum(dO o O), from which
-// dP can start. Clears also makes zeros of the sums for dQ.
+// dP can start. Clears also makes zeros of the sums for dQ, of as many rows as the block has.
 // grid: padded rows / RowsOfBlock; D / 8 lanes a row
 constexpr int PrepareThreads = 256;
 template <class T, int D, bool Clears>
@@ -226,8 +226,7 @@ __global__ void __launch_bounds__(PrepareThreads)
         minus_D[row] = -sum;
     }
     if constexpr (Clears)
-        for (int half = 0; half < 2;
-             half++) { // in the order of the threads, as nothing else is known
+        for (int half = 0; half < 2; half++) {
             size_t n = (blockIdx.x * (size_t)2 + half) * PrepareThreads + threadIdx.x;
             *(float4 *)&sums[4 * n] = make_float4(0, 0, 0, 0);
         }

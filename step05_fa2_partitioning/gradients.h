@@ -68,8 +68,8 @@ template <int D_, int KB, bool WithDQ_> struct plan : tiling<D_, KB> {
     static constexpr bool OneBarrier = InRegisters || t::Stages == 3;
     static constexpr int Places = OneBarrier ? 2 : 1;
 
-    // Bytes: of a tile of keys, of a tile of queries and of their two numbers each (-LSE and -D), of
-    // P^T or dS^T; and where in shared memory they begin.
+    // Bytes: of a tile of keys, of a tile of queries and of their two numbers each (-LSE and -D),
+    // of P^T or dS^T; and where in shared memory they begin.
     static constexpr int KeyTile = t::Bc * D * Bytes, QueryTile = t::Br * D * Bytes;
     static constexpr int Numbers = t::Br * sizeof(float), Square = t::Bc * t::Br * Bytes;
     static constexpr uint32_t K = 0, V = K + KeyTile, Q = V + KeyTile;
@@ -154,6 +154,8 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
     constexpr int D = Plan::D, Br = Plan::Br, Bc = Plan::Bc, Threads = Plan::Threads;
     constexpr int Blocks = Plan::Keys / 16, Tiles = Plan::Queries / 8; // of the warp's S^T
     constexpr bool OneBarrier = Plan::OneBarrier, InRegisters = Plan::InRegisters;
+    // One head after the other, so that blocks at work read the same Q and dO; its first keys,
+    // which with a mask have most to do, first.
     int tiles = (s.Nk + Bc - 1) / Bc, kv = blockIdx.x / tiles, j0 = blockIdx.x % tiles * Bc;
     int warp = threadIdx.x / Lanes, t = threadIdx.x % Lanes % 4;
     int key = warp / Plan::QueryWarps * Plan::Keys; // the warp's first, in the tile, and so on
