@@ -142,6 +142,7 @@ static void run(void (*pass)(const struct attn_problem *, const struct attn_tens
     static struct measurement m;
     machine_run(&(struct machine_work){pass, p, t}, &m);
     cr_assert_str_empty(m.error, "%s", m.error);
+    cr_expect_eq(m.asked.atomic, 0, "the order of atomics is nobody's choice");
 }
 
 static struct gradients run_both(const struct attn_kernel *k, const struct prepared *in) {
@@ -163,7 +164,9 @@ static struct gradients run_both(const struct attn_kernel *k, const struct prepa
 
 static void free_gradients(struct gradients *g) { free(g->dQ), free(g->dK), free(g->dV); }
 
-// In the simulator, too, blocks run on several processors, in any order.
+// In the simulator, too, blocks run on several processors. But they start in order, and the last
+// bits of fp32 seldom show in 16: so what would make the bits differ, an atomic, is looked for as
+// well.
 Test(step05_backward, two_runs_give_the_same_bits) {
     if (!kernel(DETERMINISTIC)) return;
     char why[300];
@@ -172,7 +175,7 @@ Test(step05_backward, two_runs_give_the_same_bits) {
     struct source source = {NULL, DATA_NORMAL, 7};
     cr_assert_eq(prepare(&p, ATTN_BACKWARD, &source, &in, why, sizeof why), RAN_RIGHT, "%s", why);
     struct gradients first = run_both(kernel(DETERMINISTIC), &in);
-    for (int n = 0; n < 3; n++) {
+    for (int n = 0; n < 2; n++) {
         struct gradients again = run_both(kernel(DETERMINISTIC), &in);
         cr_expect_arr_eq(first.dQ, again.dQ, 2 * attn_q_elements(&p), "dQ differs");
         cr_expect_arr_eq(first.dK, again.dK, 2 * attn_kv_elements(&p), "dK differs");
