@@ -384,8 +384,8 @@ Test(training, is_the_same_with_both_kernels) {
     cr_expect_eq(tiled.right[STEPS - 1], 1, "%g", tiled.right[STEPS - 1]);
 }
 
-// Step05's kernel gets its inputs in bf16. We allow one unit in the last place that bf16 has for the
-// loss at the start, 2.8; they were 0.0011 apart, where the loss falls fastest.
+// Step05's kernel gets its inputs in bf16. We allow one unit in the last place that bf16 has for
+// the loss at the start, 2.8; they were 0.0011 apart, where the loss falls fastest.
 Test(training, in_16_bits_it_is_the_same_to_rounding) {
     static struct curve naive, fused;
     struct output *o = program("train --csv --kernel naive");
