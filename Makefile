@@ -163,8 +163,8 @@ $(BUILD)/sim/run_tests: $(TEST_C) $(TEST_CU) $(GALLERY) $(LIBRARY) $(SIM) $(addp
 $(BUILD)/sim/gallery: $(BUILD)/tests/gallery/main.o $(GALLERY) $(LIBRARY) $(SIM)
 	$(call say,LINK)
 	$(SIM_LINK)
-# The training of step04: no ladder, but a layer that learns, with step00's kernels or step04's.
-TRAINS := $(call kernels,$(foreach n,00 03 04,$(call step_dir,$(n))))
+# The training of step04: no ladder, but a layer that learns, with the kernels of step00, 04 or 05.
+TRAINS := $(call kernels,$(foreach n,00 03 04 05,$(call step_dir,$(n))))
 $(BUILD)/train.o: $(call step_dir,04)/train.c $(COMPILER)
 	$(call say,CC)
 	$(Q)$(CC) $(CFLAGS) -MMD -MP -c $< -o $@
@@ -188,7 +188,7 @@ $(BUILD)/gpu/run_tests: $(BUILD)/tests/test_kernels.o $(BUILD)/tests/test_instru
 # Of the other steps it has only those that this one needs, and of the tests those of kernels and of this step.
 ifneq ($(FILE),)
 FILE_STEP := $(patsubst %/,%,$(dir $(FILE)))
-FILE_TESTS := $(patsubst %.c,$(BUILD)/%.o,tests/test_kernels.c $(wildcard tests/test_step$(call number_of,$(FILE_STEP)).c))
+FILE_TESTS := $(patsubst %.c,$(BUILD)/%.o,tests/test_kernels.c $(wildcard tests/test_step$(call number_of,$(FILE_STEP))*.c))
 FILE_KERNELS := $(addprefix $(BUILD)/sim/,$(call kernels,$(FILE_STEP) $(call links_of,$(FILE_STEP))))
 $(BUILD)/mutants/%.o: $(BUILD)/mutants/%.cu
 	$(Q)$(CXX) -I$(<D)/.. -I$(<D)/../common $(SIM_CXXFLAGS) -w -I$(FILE_STEP) -c $< -o $@

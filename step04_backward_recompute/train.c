@@ -3,7 +3,10 @@
 // A sequence is a list of pairs (key, value), drawn anew at each step, and of queries, each of
 // which repeats one of the keys; the answer is the value beside it. The rows of Q, K and V come
 // from three tables, which are all that is learned. A row of O is taken as the 16 values' logits.
+// For a kernel that does not compute in fp32 its inputs are rounded to bf16; the tables stay fp32.
 // Run:     make train ARGS="--kernel naive"      or recompute; ARGS=--csv prints each step
+//          make train ARGS="--kernel fa2-fused"  or fa2-deterministic, step05's
+#include "dtype.h"
 #include "machine.h"
 #include <math.h>
 #include <stdio.h>
@@ -26,8 +29,8 @@ static struct attn_problem problem = {.batch = BATCH,
                                       .seqlen_q = QUERIES,
                                       .seqlen_k = PAIRS,
                                       .head_dim = DIM,
-                                      .scale = 0.25,
-                                      .smem = 6144}; // so little that it takes several tiles
+                                      .scale = 0.25};
+enum { LITTLE = 6144 }; // shared memory of a block: so little that fp32 takes several tiles
 
 static _Noreturn void stop(int status, const char *what, const char *why) {
     fprintf(stderr, "train: %s: %s\n", what, why);
@@ -38,6 +41,18 @@ static void *allocate(const char *name, size_t bytes) {
     void *memory = machine_alloc(name, bytes);
     if (!memory) stop(3, name, "there is no memory for it");
     return memory;
+}
+
+// Tensors of `count` rows, fp32 here and in the problem's type on the device.
+static char packed[sizeof copy];
+static void to_device(const void *device, float x[][DIM], int count) {
+    dtype_pack(problem.dtype, *x, packed, (uint64_t)count * DIM);
+    machine_write((void *)device, packed, count * DIM * attn_dtype_bytes(problem.dtype));
+}
+
+static void from_device(float x[][DIM], const void *device, int count) {
+    machine_read(packed, device, count * DIM * attn_dtype_bytes(problem.dtype));
+    dtype_unpack(problem.dtype, packed, *x, (uint64_t)count * DIM);
 }
 
 static uint64_t random_state;
@@ -86,22 +101,27 @@ static void step(const struct attn_kernel *kernel) {
     draw_sequences();
     for (int x = Q; x <= V; x++) {
         for (int n = 0; n < rows[x]; n++) memcpy(copy[n], table[x][which[x][n]], sizeof *copy);
-        machine_write((void *)tensor[x], copy, rows[x] * sizeof *copy);
+        to_device(tensor[x], copy, rows[x]);
     }
     run(kernel->forward);
-    machine_read(O, tensors.O, sizeof O);
+    from_device(O, tensors.O, BATCH * QUERIES);
     grade();
-    machine_write((void *)tensors.dO, O, sizeof O);
+    to_device(tensors.dO, O, BATCH * QUERIES);
     run(kernel->backward);
     for (int x = Q; x <= V; x++) {
-        machine_read(copy, gradient[x], rows[x] * sizeof *copy);
+        from_device(copy, gradient[x], rows[x]);
         for (int n = 0; n < rows[x]; n++)
             for (int c = 0; c < DIM; c++) table[x][which[x][n]][c] -= RATE * copy[n][c];
     }
 }
 
-static void train(const struct attn_kernel *kernel, bool csv) {
+static bool is_fp32(const struct attn_kernel *kernel) { return kernel->dtypes >> ATTN_FP32 & 1; }
+
+static void train(const struct attn_kernel *kernel, const struct machine *machine, bool csv) {
     struct attn_buffer buffer[ATTN_MAX_BUFFERS];
+    if (kernel->least_sm > machine->sm) stop(3, kernel->name, "this GPU is too old for it");
+    problem.dtype = is_fp32(kernel) ? ATTN_FP32 : ATTN_BF16;
+    problem.smem = is_fp32(kernel) ? LITTLE : machine->smem;
     size_t workspace = 0, of_tensors = attn_compulsory_bytes(&problem, ATTN_BACKWARD); // each once
     int buffers = kernel->buffers(&problem, buffer);
     for (int i = 0; i < buffers; i++) {
@@ -120,8 +140,18 @@ static void train(const struct attn_kernel *kernel, bool csv) {
     }
 }
 
+// NULL: no such kernel, or it has no backward.
+static const struct attn_kernel *find(const char *name) {
+    for (int i = 0; i < attn_kernel_count(); i++) {
+        const struct attn_kernel *k = attn_kernel_at(i);
+        if (!strcmp(name, k->name) && k->passes & ATTN_BACKWARD) return k;
+    }
+    return NULL;
+}
+
 int main(int argc, char **argv) {
-    const char *name = NULL, *known = "not one of --kernel naive, --kernel recompute, --csv";
+    const char *name = NULL, *known = "not one of --kernel naive, --kernel recompute, "
+                                      "--kernel fa2-deterministic, --kernel fa2-fused, --csv";
     struct machine machine;
     char why[200];
     bool csv = false;
@@ -132,7 +162,8 @@ int main(int argc, char **argv) {
             name = argv[++i];
         else
             stop(2, argv[i], known);
-    if (name && strcmp(name, "naive") && strcmp(name, "recompute")) stop(2, name, known);
+    const struct attn_kernel *named = name ? find(name) : NULL;
+    if (name && !named) stop(2, name, known);
     if (!machine_open(&(struct machine_options){.fast = true}, &machine, why, sizeof why))
         stop(3, "no machine", why);
     problem.sm = machine.sm, problem.sm_count = machine.sm_count;
@@ -144,7 +175,7 @@ int main(int argc, char **argv) {
     if (csv) puts("kernel,step,loss,right");
     for (int i = 0; i < attn_kernel_count(); i++) {
         const struct attn_kernel *k = attn_kernel_at(i);
-        if (name ? !strcmp(name, k->name) : k->passes & ATTN_BACKWARD) train(k, csv);
+        if (named ? k == named : is_fp32(k) && k->passes & ATTN_BACKWARD) train(k, &machine, csv);
     }
     if (fflush(stdout)) stop(3, "stdout", "cannot write; is the disk full?");
 }

@@ -19,6 +19,7 @@
 // Run:     make run ARGS="--kernel fa2 -d 64"     (in this folder)
 // Limits:  fp16, bf16; forward only.
 
+#include "fa2.h"
 #include "lean.h"
 #include "swizzle.h"
 
@@ -339,18 +340,6 @@ static bool supports(const attn_problem *p, unsigned, char *why, size_t why_size
     return fits(p, bytes, why, why_size);
 }
 
-// Rows of d elements of 2 bytes are whole sectors only if d is a multiple of 16. So: the sectors of
-// `rows` rows from row `first` of a tensor, copied by cp.async to rows of their own; and stored in
-// requests of a warp, `at_once` rows each.
-static uint64_t copied(uint64_t first, uint64_t rows, uint64_t d) {
-    uint64_t sum = 0;
-    for (uint64_t r = first; r < first + rows; r++) sum += copy_sectors(r * d * 2, d * 2);
-    return sum;
-}
-static uint64_t stored(uint64_t first, uint64_t rows, uint64_t d, uint64_t at_once) {
-    return request_sectors(first * d * 2, rows * d * 2, at_once * d * 2);
-}
-
 template <int D> static attn_traffic model_of(const attn_problem *p) {
     const int Br = tiling<D>::Br, Bc = tiling<D>::Bc, at_once = Lanes / (D / Chunk);
     shape s = shape_of(p);
@@ -361,9 +350,9 @@ template <int D> static attn_traffic model_of(const attn_problem *p) {
             uint64_t K = 0;
             uint64_t kv = (bh / s.heads * s.kv_heads + bh % s.heads / (s.heads / s.kv_heads));
             for (int j0 = 0; j0 < keys_seen(s, i0 + Br); j0 += Bc)
-                K += copied(kv * s.Nk + j0, min(Bc, s.Nk - j0), s.d);
-            load += copied(row, rows, s.d) + 2 * K;
-            store += stored(row, rows, s.d, at_once);
+                K += copied_sectors(kv * s.Nk + j0, min(Bc, s.Nk - j0), s.d);
+            load += copied_sectors(row, rows, s.d) + 2 * K;
+            store += stored_sectors(row, rows, s.d, at_once);
             store += request_sectors(row * sizeof(float), rows * sizeof(float), 32); // LSE
         }
     return {.load = load * SECTOR, .store = store * SECTOR};
@@ -390,3 +379,5 @@ static const attn_kernel kernel = {
 ATTN_REGISTER(kernel);
 
 } // namespace step05_7
+
+const attn_kernel step05::fa2 = step05_7::kernel; // for the backwards

@@ -58,6 +58,18 @@ bool takes_64_and_128(const attn_problem *p, unsigned, char *why, size_t why_siz
                   : launch<__nv_bfloat16, 128>)(p, t);                                             \
     } while (0)
 
+// Rows of d elements of 2 bytes are whole sectors only if d is a multiple of 16. So: the sectors of
+// `rows` rows from row `first` of a tensor, copied by cp.async to rows of their own; and loaded or
+// stored in requests of a warp, `at_once` rows each.
+inline uint64_t copied_sectors(uint64_t first, uint64_t rows, uint64_t d) {
+    uint64_t sum = 0;
+    for (uint64_t r = first; r < first + rows; r++) sum += copy_sectors(r * d * 2, d * 2);
+    return sum;
+}
+inline uint64_t stored_sectors(uint64_t first, uint64_t rows, uint64_t d, uint64_t at_once) {
+    return request_sectors(first * d * 2, rows * d * 2, at_once * d * 2);
+}
+
 // What a forward with one block for each Br queries asks for. K and V are read by every block, as
 // far as it sees. O leaves in pieces of O_piece bytes, LSE in requests of LSE_rows rows, or where
 // LSE_rows is 0, each row by itself.

@@ -16,9 +16,11 @@ namespace step05 {
 constexpr int Chunk = 8; // elements of 16 bits in 16 bytes
 
 //> swizzled
-// Where element (r, c) of a tile with rows of D elements lies, for c a multiple of 8.
+// Where element (r, c) of a tile with rows of D elements lies, for c a multiple of 8. Where a row
+// is shorter than 128 bytes, as many rows as fill them share all the banks, and move together.
 template <int D> __device__ inline int swizzled(int r, int c) {
-    return r * D + ((c / Chunk) ^ (r % 8)) * Chunk;
+    constexpr int Places = D < 64 ? D / Chunk : 8, Together = 8 / Places;
+    return r * D + ((c / Chunk) ^ (r / Together % Places)) * Chunk;
 }
 //< swizzled
 

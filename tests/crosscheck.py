@@ -74,6 +74,7 @@ def gradient_bounds(Q, K, V, dO, P, scale, relative, dtype):
     """dQ, dK, dV of one head by step00's NumPy, and how far each may be off, to first order:
       dP sums d products:                     e_dP = 2u (d + 2) |dO| |V|^T
       D sums P dP over the row:               e_D = rowsum(e_P |dP| + P e_dP) + 2u n rowsum(P |dP|)
+        or dO O, and O is off, too:           e_D = rowsum(|dO| e_O) + 2u n rowsum(|dO| P |V|)
       dS = P (dP - D), rounded to the type:   e_dS = e_P |dP - D| + P (e_dP + e_D) + 2 ROUNDING |dS|
       and a product with e elements of error adds 2u (n + 4) times the sum of magnitudes, and the
       rounding of the result.
@@ -87,6 +88,9 @@ def gradient_bounds(Q, K, V, dO, P, scale, relative, dtype):
     n = sum(P.shape) + 4
     e_D = (e_P * np.abs(dP) + P * e_dP).sum(axis=1, keepdims=True) + \
         (2 * u * n + 3 * r) * (P * np.abs(dP)).sum(axis=1, keepdims=True)
+    PV = P @ np.abs(V)
+    e_O = (relative + 2 * u * n) * PV + UNDERFLOW[dtype] * (1 + np.abs(V).sum(axis=0))
+    e_D = np.maximum(e_D, (np.abs(dO) * e_O).sum(axis=1, keepdims=True))
     e_dS = e_P * np.abs(dP - D) + P * (e_dP + e_D) + 2 * (r + u) * np.abs(dS) + UNDERFLOW[dtype]
 
     def product(e, A, B):
