@@ -358,6 +358,12 @@ PTX uint64_t wgmma_k_major(const void *smem_tile) {
 PTX uint64_t wgmma_mn_major(const void *smem_tile, int panel_bytes) {
     return wgmma_descriptor(smem_tile, panel_bytes, 1024, SWIZZLE_128B);
 }
+// The same matrix `bytes` further on: the next step along k, the next panel. One addition to the
+// lower half, where the address is: cheaper than a new descriptor, and wgmma needs one for each
+// step.
+PTX uint64_t wgmma_moved(uint64_t descriptor, int bytes) {
+    return (descriptor & ~0xffffffffull) | ((uint32_t)descriptor + (uint32_t)(bytes >> 4));
+}
 
 enum wgmma_major { K_MAJOR, MN_MAJOR };
 

@@ -143,8 +143,8 @@ __device__ inline void load_swizzled(const CUtensorMap *map, uint64_t *bar, unsi
             tma_load_2d(to + p * 64 * 128, map, bar, 64 * p, 0);
 }
 __device__ inline uint64_t swizzled(const unsigned char *tile, int step, bool mn_major) {
-    return mn_major ? wgmma_mn_major(tile + step * 16 * 128, 64 * 128)
-                    : wgmma_k_major(tile + step * 16 * 2);
+    return mn_major ? wgmma_moved(wgmma_mn_major(tile, 64 * 128), step * 16 * 128)
+                    : wgmma_moved(wgmma_k_major(tile), step * 16 * 2);
 }
 
 // Without swizzling: columns of 8 elements, 16 bytes a row; 8 rows make the unit that wgmma reads.
