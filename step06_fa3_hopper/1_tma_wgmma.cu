@@ -42,9 +42,9 @@ __global__ void __launch_bounds__(Threads, 1)
               float *LSE_hbm,                            // [B, H, Nq]
               shape s) {
     memory<D> &x = *(memory<D> *)smem;
-    int tiles = (s.Nq + Br - 1) / Br, bh = blockIdx.x / tiles, i0 = blockIdx.x % tiles * Br;
-    int head = kv_head(s, bh), first = threadIdx.x / Warpgroup * Rows; // the warpgroup's first row
-    int i = i0 + first + row_of_thread(), keys = keys_seen(s, i0 + Br);
+    task t = task_of_block<Br>(s);
+    int first = threadIdx.x / Warpgroup * Rows; // the warpgroup's first row of the tile
+    int i = t.i0 + first + row_of_thread();     // the thread's
     uint64_t Q = wgmma_k_major(x.Q + first * PanelRow);
     uint64_t K = wgmma_k_major(x.K), V = wgmma_mn_major(x.V, Bc * PanelRow);
     float c = s.scale * Log2e;
@@ -54,10 +54,10 @@ __global__ void __launch_bounds__(Threads, 1)
         mbarrier_init(&x.K_full, 1);
         mbarrier_init(&x.V_full, 1);
         mbarrier_fence_init();
-        load_tile<Br, D>(x.Q, &Q_map, &x.Q_full, i0, bh);
-        if (keys > 0) {
-            load_tile<Bc, D>(x.K, &K_map, &x.K_full, 0, head);
-            load_tile<Bc, D>(x.V, &V_map, &x.V_full, 0, head);
+        load_tile<Br, D>(x.Q, &Q_map, &x.Q_full, t.i0, t.bh);
+        if (t.keys > 0) {
+            load_tile<Bc, D>(x.K, &K_map, &x.K_full, 0, t.head);
+            load_tile<Bc, D>(x.V, &V_map, &x.V_full, 0, t.head);
         }
     }
     __syncthreads(); // the mbarriers are ready
@@ -66,17 +66,17 @@ __global__ void __launch_bounds__(Threads, 1)
     uint32_t P[Bc / 16][4];
     rows r;
     mbarrier_wait(&x.Q_full, 0);
-    for (int j0 = 0, parity = 0; j0 < keys; j0 += Bc, parity ^= 1) {
-        bool more = j0 + Bc < keys;
+    for (int j0 = 0, parity = 0; j0 < t.keys; j0 += Bc, parity ^= 1) {
+        bool more = j0 + Bc < t.keys;
         mbarrier_wait(&x.K_full, parity);
         wgmma_fence(S);
         start_QK<T, Br, Bc, D>(S, Q, K);
         wgmma_commit();
         wgmma_wait<0>(S);
         __syncthreads(); // all have read K
-        if (threadIdx.x == 0 && more) load_tile<Bc, D>(x.K, &K_map, &x.K_full, j0 + Bc, head);
+        if (threadIdx.x == 0 && more) load_tile<Bc, D>(x.K, &K_map, &x.K_full, j0 + Bc, t.head);
 
-        if (!visible(s, i0 + first, j0 + Bc - 1)) mask<Bc>(S, s, i, j0);
+        if (!visible(s, t.i0 + first, j0 + Bc - 1)) mask<Bc>(S, s, i, j0);
         if (update_maxima<Bc>(S, r, c)) rescale<D>(O, r);
         weights<Bc>(S, r, c);
         to_operand<T, Bc>(P, S);
@@ -87,9 +87,9 @@ __global__ void __launch_bounds__(Threads, 1)
         wgmma_commit();
         wgmma_wait<0>(O);
         __syncthreads(); // all have read V
-        if (threadIdx.x == 0 && more) load_tile<Bc, D>(x.V, &V_map, &x.V_full, j0 + Bc, head);
+        if (threadIdx.x == 0 && more) load_tile<Bc, D>(x.V, &V_map, &x.V_full, j0 + Bc, t.head);
     }
-    store<T, D>(O_hbm, LSE_hbm, O, r, s, bh, i);
+    store<T, D>(O_hbm, LSE_hbm, O, r, s, t.bh, i);
 }
 
 // ---- the host's side: what the harness asks of a rung ------------------------------------------

@@ -59,6 +59,24 @@ __device__ inline void start_PV(float (&O)[D / 2], const uint32_t (&P)[Bc / 16][
         wgmma_m64k16<D, T, MN_MAJOR>(O, P[k], wgmma_moved(V, k * 16 * PanelRow), true);
 }
 
+// How many keys some query before `end` sees: 0 .. Nk. With a causal mask, those of the last one.
+__host__ __device__ inline int keys_seen(const shape &s, int end) {
+    if (!s.causal) return s.Nk;
+    int last = end < s.Nq ? end : s.Nq, keys = last + s.Nk - s.Nq;
+    return keys > 0 ? keys : 0;
+}
+
+// What a block does: Br queries from i0 of query head bh, and the keys that they see of its K and
+// V.
+struct task {
+    int bh, head, i0, keys;
+};
+
+template <int Br> __device__ inline task task_of_block(const shape &s) {
+    int tiles = (s.Nq + Br - 1) / Br, bh = blockIdx.x / tiles, i0 = blockIdx.x % tiles * Br;
+    return {bh, (int)kv_head(s, bh), i0, keys_seen(s, i0 + Br)};
+}
+
 // ---- rows: step05's softmax ---------------------------------------------------------------------
 
 __device__ inline float max_of_quad(float x) {
@@ -69,13 +87,6 @@ __device__ inline float max_of_quad(float x) {
 __device__ inline float sum_of_quad(float x) {
     x += __shfl_xor_sync(~0u, x, 1);
     return x + __shfl_xor_sync(~0u, x, 2);
-}
-
-// How many keys some query before `end` sees: 0 .. Nk. With a causal mask, those of the last one.
-__host__ __device__ inline int keys_seen(const shape &s, int end) {
-    if (!s.causal) return s.Nk;
-    int last = end < s.Nq ? end : s.Nq, keys = last + s.Nk - s.Nq;
-    return keys > 0 ? keys : 0;
 }
 
 // The first of this thread's two rows among those of its warpgroup; the other is 8 further on.
