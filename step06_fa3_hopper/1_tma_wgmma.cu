@@ -47,7 +47,6 @@ __global__ void __launch_bounds__(Threads, 1)
     int i = t.i0 + first + row_of_thread();     // the thread's
     uint64_t Q = wgmma_k_major(x.Q + first * PanelRow);
     uint64_t K = wgmma_k_major(x.K), V = wgmma_mn_major(x.V, Bc * PanelRow);
-    float c = s.scale * Log2e;
 
     if (threadIdx.x == 0) {
         mbarrier_init(&x.Q_full, 1);
@@ -76,16 +75,14 @@ __global__ void __launch_bounds__(Threads, 1)
         __syncthreads(); // all have read K
         if (threadIdx.x == 0 && more) load_tile<Bc, D>(x.K, &K_map, &x.K_full, j0 + Bc, t.head);
 
-        if (!visible(s, t.i0 + first, j0 + Bc - 1)) mask<Bc>(S, s, i, j0);
-        if (update_maxima<Bc>(S, r, c)) rescale<D>(O, r);
-        weights<Bc>(S, r, c);
+        softmax<Bc, D>(S, O, r, s, i, j0);
         to_operand<T, Bc>(P, S);
 
         mbarrier_wait(&x.V_full, parity);
         wgmma_fence(O, P);
         start_PV<T, Bc, D>(O, P, V);
         wgmma_commit();
-        wgmma_wait<0>(O);
+        wgmma_wait<0>(O, P);
         __syncthreads(); // all have read V
         if (threadIdx.x == 0 && more) load_tile<Bc, D>(x.V, &V_map, &x.V_full, j0 + Bc, t.head);
     }
@@ -106,7 +103,10 @@ template <class T, int D> static void launch(const attn_problem *p, const attn_t
 
 static void forward(const attn_problem *p, const attn_tensors *t) { STEP06_DISPATCH(launch, p, t); }
 
-static attn_traffic model(const attn_problem *p, unsigned) { return forward_traffic(p, Br, Bc); }
+// O leaves 4 bytes a lane, 16 bytes a row and request: half of each sector.
+static attn_traffic model(const attn_problem *p, unsigned) {
+    return forward_traffic(p, Br, Bc, p->head_dim, 16);
+}
 
 static const attn_kernel kernel = {
     .step = "step06_fa3_hopper",

@@ -11,82 +11,44 @@
 // So nobody meets anybody: each warpgroup goes at its own pace. wgmma wants many registers and
 // copying few: setmaxnreg moves them from the producer's warpgroup to the others.
 //
-// New since rung 1: roles, two rings of buffers, no __syncthreads() in the loop.
+// New since rung 1: roles, and no __syncthreads() in the loop; rings.h: two rings of buffers.
 //
 // Run:     make run ARGS="--kernel producer -d 64"     (in this folder)
 // Limits:  fp16, bf16; d = 64, 128; forward only; sm_90a.
 
-#include "hopper.h"
+#include "rings.h"
 
 namespace step06_2 {
 
 using namespace step06;
 
-constexpr int Consumers = 2, Threads = (1 + Consumers) * Warpgroup;
-constexpr int Br = Consumers * Rows, Bc = 128, Stages = 2;
-
-template <int D> struct memory {
-    unsigned char Q[Br * D * 2], K[Stages][Bc * D * 2], V[Stages][Bc * D * 2];
-    uint64_t Q_full, K_full[Stages], K_empty[Stages], V_full[Stages], V_empty[Stages];
-};
-
-template <int D> __device__ static void init_barriers(memory<D> &x) {
-    mbarrier_init(&x.Q_full, 1);
-    for (int stage = 0; stage < Stages; stage++) {
-        mbarrier_init(&x.K_full[stage], 1);
-        mbarrier_init(&x.V_full[stage], 1);
-        mbarrier_init(&x.K_empty[stage], Consumers); // one thread of each
-        mbarrier_init(&x.V_empty[stage], Consumers);
-    }
-    mbarrier_fence_init();
-}
-
-// One thread. Tile n of K goes to buffer n % Stages, as the n / Stages-th that this one holds; a
-// wait for "empty" before the first asks for the phase before the first, and passes.
-template <int D>
-__device__ static void produce(memory<D> &x, const CUtensorMap &Q_map, const CUtensorMap &K_map,
-                               const CUtensorMap &V_map, task t) {
-    load_tile<Br, D>(x.Q, &Q_map, &x.Q_full, t.i0, t.bh);
-    for (int n = 0; n * Bc < t.keys; n++) {
-        int stage = n % Stages, parity = n / Stages % 2;
-        mbarrier_wait(&x.K_empty[stage], parity ^ 1);
-        load_tile<Bc, D>(x.K[stage], &K_map, &x.K_full[stage], n * Bc, t.head);
-        mbarrier_wait(&x.V_empty[stage], parity ^ 1);
-        load_tile<Bc, D>(x.V[stage], &V_map, &x.V_full[stage], n * Bc, t.head);
-    }
-}
-
-// A warpgroup, for its 64 rows from `first` on.
+// A warpgroup, for its 64 rows.
 template <class T, int D>
 __device__ static void consume(memory<D> &x, T *O_hbm, float *LSE_hbm, const shape &s, task t,
-                               int first) {
-    int i = t.i0 + first + row_of_thread();
-    bool leader = threadIdx.x % Warpgroup == 0; // speaks for the warpgroup
-    uint64_t Q = wgmma_k_major(x.Q + first * PanelRow);
-    float c = s.scale * Log2e, S[Bc / 2], O[D / 2] = {};
+                               int consumer) {
+    int i = t.i0 + consumer * Rows + row_of_thread();
+    uint64_t Q = wgmma_k_major(x.Q + consumer * Rows * PanelRow);
+    float S[Bc / 2], O[D / 2] = {};
     uint32_t P[Bc / 16][4];
     rows r;
     mbarrier_wait(&x.Q_full, 0);
     for (int n = 0; n * Bc < t.keys; n++) {
-        int stage = n % Stages, parity = n / Stages % 2;
-        mbarrier_wait(&x.K_full[stage], parity);
+        uint64_t K = wait_for_K(x, n);
         wgmma_fence(S);
-        start_QK<T, Br, Bc, D>(S, Q, wgmma_k_major(x.K[stage]));
+        start_QK<T, Br, Bc, D>(S, Q, K);
         wgmma_commit();
         wgmma_wait<0>(S);
-        if (leader) mbarrier_arrive(&x.K_empty[stage]);
+        free_K(x, n);
 
-        if (!visible(s, t.i0 + first, n * Bc + Bc - 1)) mask<Bc>(S, s, i, n * Bc);
-        if (update_maxima<Bc>(S, r, c)) rescale<D>(O, r);
-        weights<Bc>(S, r, c);
+        softmax<Bc, D>(S, O, r, s, i, n * Bc);
         to_operand<T, Bc>(P, S);
 
-        mbarrier_wait(&x.V_full[stage], parity);
+        uint64_t V = wait_for_V(x, n);
         wgmma_fence(O, P);
-        start_PV<T, Bc, D>(O, P, wgmma_mn_major(x.V[stage], Bc * PanelRow));
+        start_PV<T, Bc, D>(O, P, V);
         wgmma_commit();
-        wgmma_wait<0>(O);
-        if (leader) mbarrier_arrive(&x.V_empty[stage]);
+        wgmma_wait<0>(O, P);
+        free_V(x, n);
     }
     store<T, D>(O_hbm, LSE_hbm, O, r, s, t.bh, i);
 }
@@ -109,7 +71,7 @@ __global__ void __launch_bounds__(Threads, 1)
         if (threadIdx.x < Lanes && elect_one()) produce(x, Q_map, K_map, V_map, t);
     } else {
         setmaxnreg_inc<240>();
-        consume(x, O_hbm, LSE_hbm, s, t, (threadIdx.x / Warpgroup - 1) * Rows);
+        consume(x, O_hbm, LSE_hbm, s, t, threadIdx.x / Warpgroup - 1);
     }
 }
 
@@ -127,7 +89,10 @@ template <class T, int D> static void launch(const attn_problem *p, const attn_t
 
 static void forward(const attn_problem *p, const attn_tensors *t) { STEP06_DISPATCH(launch, p, t); }
 
-static attn_traffic model(const attn_problem *p, unsigned) { return forward_traffic(p, Br, Bc); }
+// O leaves 4 bytes a lane, 16 bytes a row and request: half of each sector.
+static attn_traffic model(const attn_problem *p, unsigned) {
+    return forward_traffic(p, Br, Bc, p->head_dim, 16);
+}
 
 static const attn_kernel kernel = {
     .step = "step06_fa3_hopper",

@@ -160,6 +160,25 @@ template <int D> __device__ inline void rescale(float (&O)[D / 2], const rows &r
     for (int n = 0; n < D / 2; n++) O[n] *= r.factor[n / 2 % 2];
 }
 
+// From scores to weights, for a tile whose first key is j; i is the thread's first query. True if O
+// is to be rescaled.
+template <int Bc>
+__device__ inline bool scores_to_weights(float (&S)[Bc / 2], rows &r, const shape &s, int i,
+                                         int j) {
+    float c = s.scale * Log2e;
+    int first = i - threadIdx.x % Lanes / 4; // of the warp's queries: it sees the least
+    if (!visible(s, first, j + Bc - 1)) mask<Bc>(S, s, i, j);
+    bool grown = update_maxima<Bc>(S, r, c);
+    weights<Bc>(S, r, c);
+    return grown;
+}
+
+template <int Bc, int D>
+__device__ inline void softmax(float (&S)[Bc / 2], float (&O)[D / 2], rows &r, const shape &s,
+                               int i, int j) {
+    if (scores_to_weights<Bc>(S, r, s, i, j)) rescale<D>(O, r);
+}
+
 // The weights as a left operand.
 template <class T, int Bc>
 __device__ inline void to_operand(uint32_t (&P)[Bc / 16][4], const float (&S)[Bc / 2]) {
@@ -227,9 +246,9 @@ bool takes_64_and_128(const attn_problem *p, unsigned, char *why, size_t why_siz
     } while (0)
 
 // What a forward asks for that has Br queries in a block. TMA copies whole boxes, so a tile of D
-// columns counts whole, also where it reaches over the end of the tensor. O leaves 4 bytes a lane,
-// 16 bytes a row and request; LSE 8 rows a request.
-inline attn_traffic forward_traffic(const attn_problem *p, int Br, int Bc) {
+// columns counts whole, also where it reaches over the end of the tensor. LSE leaves 8 rows a
+// request, and O in pieces of O_piece bytes, or where that is 0, by TMA: the caller adds it.
+inline attn_traffic forward_traffic(const attn_problem *p, int Br, int Bc, int D, int O_piece) {
     shape s = shape_of(p);
     uint64_t heads = (uint64_t)p->batch * p->heads, rows = 0, LSE = 0;
     for (int i0 = 0; i0 < s.Nq; i0 += Br)
@@ -238,8 +257,8 @@ inline attn_traffic forward_traffic(const attn_problem *p, int Br, int Bc) {
         for (int i0 = 0; i0 < s.Nq; i0 += Br)
             LSE += request_sectors((bh * s.Nq + i0) * sizeof(float),
                                    min(Br, s.Nq - i0) * sizeof(float), 8 * sizeof(float));
-    uint64_t O = (uint64_t)s.Nq * s.d * 2 / 16;
-    return {.store = (heads * O + LSE) * SECTOR, .tma_load = heads * rows * s.d * 2};
+    uint64_t O = O_piece ? (uint64_t)s.Nq * s.d * 2 / O_piece : 0;
+    return {.store = (heads * O + LSE) * SECTOR, .tma_load = heads * rows * D * 2};
 }
 
 } // namespace step06

@@ -126,6 +126,18 @@ __global__ void __launch_bounds__(384, 1) roles(uint32_t *out) { // [12]
     if (threadIdx.x % 32 == 0) out[threadIdx.x / 32] = __popc(elected);
 }
 
+// ---- stmatrix -----------------------------------------------------------------------------------
+
+// Row i of matrix m goes to piece 31 - (8 m + i) of shared memory, and all of that to HBM.
+__global__ void stmatrix(const uint32_t (*in)[32], uint4 *out) { // [matrix][lane]; 32 pieces
+    int lane = threadIdx.x;
+    uint32_t r[4] = {in[0][lane], in[1][lane], in[2][lane], in[3][lane]};
+    uint4 *pieces = reinterpret_cast<uint4 *>(smem);
+    stmatrix_x4(&pieces[31 - lane], r);
+    __syncwarp(); // other lanes' rows
+    out[lane] = pieces[lane];
+}
+
 // ---- wgmma --------------------------------------------------------------------------------------
 
 // D[64 x N] = A[64 x 64] B[64 x N], in 4 steps along k. A operand is K-major if its k are
@@ -374,6 +386,10 @@ const struct {
          LAUNCH(named_ring, 1, 64, 0, (const uint32_t *)in, (uint32_t *)out);
      }},
     {"roles", [](const void *, void *out) { LAUNCH(roles, 1, 384, 0, (uint32_t *)out); }},
+    {"stmatrix",
+     [](const void *in, void *out) {
+         LAUNCH(stmatrix, 1, 32, 512, (const uint32_t(*)[32])in, (uint4 *)out);
+     }},
     {"pipeline", run_pipeline},
     // type, N, majors of A and B (k or m, n), swizzled or plain, or A from registers
     {"fp16 64 kk swizzled", run_product<64, __half, K_MAJOR, K_MAJOR, true>},

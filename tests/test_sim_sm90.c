@@ -95,6 +95,18 @@ Test(sim_sm90, stores) {
     expect_fault("store_to_an_input", "writes its input: tma_store_2d()");
 }
 
+Test(sim_sm90, matrices_to_shared_memory) {
+    expect_fault("matrix_row_in_hbm", "stmatrix_x4(): the row is not in shared memory");
+    expect_fault("matrix_row_misaligned", "misaligned: store");
+    expect_fault("matrix_without_syncwarp", "race in shared memory");
+    expect_fault("matrix_without_fence", "proxy fence missing: smem + 0");
+    run("matrix_rows_dense");
+    cr_expect_eq(counts.ideal_wavefronts, 4, "one for each matrix");
+    cr_expect_eq(counts.wavefronts, 32);
+    run("matrix_rows_swizzled");
+    cr_expect_eq(counts.wavefronts, 4);
+}
+
 Test(sim_sm90, products) {
     expect_fault("accumulators_read_at_once", "accumulators in use: load");
     cr_expect(isnan(b[0]), "poison");
