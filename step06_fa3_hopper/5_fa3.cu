@@ -27,7 +27,7 @@ namespace step06_5 {
 
 using namespace step06;
 
-constexpr int Stages = 2; // of the rings of K and V
+constexpr unsigned Stages = 2; // of the rings of K and V
 
 // What is compiled for: d padded to D, with a causal mask or without.
 template <int D_, bool Causal_> struct tiling {
@@ -38,7 +38,7 @@ template <int D_, bool Causal_> struct tiling {
     static constexpr int Consumers = D == 64 ? 3 : 2;
     static constexpr int Threads = (1 + Consumers) * Warpgroup;
     static constexpr int Br = Consumers * Rows, Bc = D == 256 ? 80 : 128;
-    static constexpr int QStages = D == 256 ? 1 : 2; // buffers for Q that fit beside K and V
+    static constexpr unsigned QStages = D == 256 ? 1 : 2; // buffers for Q that fit beside K and V
     static constexpr int ProducerRegisters = Consumers == 3 ? 32 : 24;
     static constexpr int ConsumerRegisters = Consumers == 3 ? 160 : 240;
     static constexpr int LaunchRegisters = 65536 / Threads / 8 * 8;
@@ -81,57 +81,57 @@ __device__ static int take_next(const work &w, int tile) {
 
 // Number n of what goes through a ring of so many buffers: when it is there, phase n / stages of
 // "full" is complete.
-template <int Count> __device__ static int parity_of(int n) { return n / Count % 2; }
+template <unsigned Count> __device__ static int parity_of(unsigned n) { return n / Count % 2; }
 
 template <class t>
-__device__ static void load_K(memory<t> &x, const CUtensorMap &map, int n, int j, int head) {
+__device__ static void load_K(memory<t> &x, const CUtensorMap &map, unsigned n, int j, int head) {
     mbarrier_wait(&x.K_empty[n % Stages], parity_of<Stages>(n) ^ 1);
     load_tile<t::Bc, t::D>(x.K[n % Stages], &map, &x.K_full[n % Stages], j * t::Bc, head);
 }
 
 template <class t>
-__device__ static void load_V(memory<t> &x, const CUtensorMap &map, int n, int j, int head) {
+__device__ static void load_V(memory<t> &x, const CUtensorMap &map, unsigned n, int j, int head) {
     mbarrier_wait(&x.V_empty[n % Stages], parity_of<Stages>(n) ^ 1);
     load_tile<t::Bc, t::D>(x.V[n % Stages], &map, &x.V_full[n % Stages], j * t::Bc, head);
 }
 
-// Q comes with the tile's number; a number behind the last says that there are no more.
+// Q comes with its number.
 template <class t>
-__device__ static void load_Q(memory<t> &x, const CUtensorMap &map, int n, int tile, task q,
-                              bool more) {
-    const int stage = n % t::QStages;
+__device__ static void load_Q(memory<t> &x, const CUtensorMap &map, unsigned n, int tile, task q) {
+    unsigned stage = n % t::QStages;
     mbarrier_wait(&x.Q_empty[stage], parity_of<t::QStages>(n) ^ 1);
     x.tile[stage] = tile;
-    if (more)
-        load_tile<t::Br, t::D>(x.Q[stage], &map, &x.Q_full[stage], q.i0, q.bh);
-    else
-        mbarrier_arrive(&x.Q_full[stage]);
+    load_tile<t::Br, t::D>(x.Q[stage], &map, &x.Q_full[stage], q.i0, q.bh);
 }
 
-// In the order in which the consumers ask: V of a tile comes after K of the next.
+// In the order in which the consumers ask: K of a tile comes before V of the one before it.
 template <class t>
 __device__ static void produce(memory<t> &x, const CUtensorMap &Q_map, const CUtensorMap &K_map,
                                const CUtensorMap &V_map, const shape &s, const work &w) {
-    int all = w.tiles * w.heads, n = 0; // tiles of K, and of V, before this tile of Q
-    for (int tile = blockIdx.x, turn = 0;; turn++) {
-        if (tile >= all) return load_Q(x, Q_map, turn, tile, {}, false);
+    int tile = blockIdx.x;
+    unsigned turn = 0, n = 0; // tiles of Q, and of V, so far
+    for (; tile < w.tiles * w.heads; turn++) {
         task q = task_of<t>(s, w, tile);
-        int next = take_next(w, tile), last = (q.keys + t::Bc - 1) / t::Bc - 1;
-        for (int j = last; j >= -1; j--) {
-            if (j >= 0) load_K(x, K_map, n + last - j, j, q.head);
-            if (j == last) load_Q(x, Q_map, turn, tile, q, true);
-            if (j < last) load_V(x, V_map, n + last - j - 1, j + 1, q.head);
+        int next = take_next(w, tile), j = (q.keys + t::Bc - 1) / t::Bc - 1;
+        if (j >= 0) load_K(x, K_map, n, j, q.head);
+        load_Q(x, Q_map, turn, tile, q);
+        for (; j >= 0; j--, n++) {
+            if (j > 0) load_K(x, K_map, n + 1, j - 1, q.head);
+            load_V(x, V_map, n, j, q.head);
         }
-        n += last + 1;
         tile = next;
     }
+    unsigned stage = turn % t::QStages;
+    mbarrier_wait(&x.Q_empty[stage], parity_of<t::QStages>(turn) ^ 1);
+    x.tile[stage] = tile; // a number behind the last: there are no more
+    mbarrier_arrive(&x.Q_full[stage]);
 }
 
 // Stores each O as soon as it is complete, and gives its buffer back.
 template <class t>
 __device__ static void store_O(memory<t> &x, const CUtensorMap &O_map, const shape &s,
                                const work &w) {
-    for (int turn = 0;; turn++) {
+    for (unsigned turn = 0;; turn++) {
         int stage = turn % t::QStages, parity = parity_of<t::QStages>(turn);
         mbarrier_wait(&x.Q_full[stage], parity);
         if (x.tile[stage] >= w.tiles * w.heads) return;
@@ -147,12 +147,12 @@ __device__ static void store_O(memory<t> &x, const CUtensorMap &O_map, const sha
 
 // ---- consumers ----------------------------------------------------------------------------------
 
-template <class t> __device__ static uint64_t wait_for_K(memory<t> &x, int n) {
+template <class t> __device__ static uint64_t wait_for_K(memory<t> &x, unsigned n) {
     mbarrier_wait(&x.K_full[n % Stages], parity_of<Stages>(n));
     return wgmma_k_major(x.K[n % Stages]);
 }
 
-template <class t> __device__ static uint64_t wait_for_V(memory<t> &x, int n) {
+template <class t> __device__ static uint64_t wait_for_V(memory<t> &x, unsigned n) {
     mbarrier_wait(&x.V_full[n % Stages], parity_of<Stages>(n));
     return wgmma_mn_major(x.V[n % Stages], t::Bc * PanelRow);
 }
@@ -179,15 +179,16 @@ template <class t> struct state {
 // One turn of the main loop, with tile j of K and V: S of j, O of the tile before. n: its number in
 // the rings.
 template <class T, class t, bool Masked>
-__device__ static void attend(state<t> &a, memory<t> &x, uint64_t Q, int n, const shape &s, int i,
+__device__ static void attend(state<t> &a, memory<t> &x, uint64_t Q, unsigned n, const shape &s, int i,
                               int j, int consumer) {
     float c = s.scale * Log2e;
     uint64_t K = wait_for_K(x, n);
     take_turn<t>(consumer);
-    wgmma_fence(a.S, a.O, a.P);
+    wgmma_fence(a.S);
     start_QK<T, t::Br, t::Bc, t::D>(a.S, Q, K);
     wgmma_commit();
     uint64_t V = wait_for_V(x, n - 1);
+    wgmma_fence(a.O, a.P);
     start_PV<T, t::Bc, t::D>(a.O, a.P, V);
     wgmma_commit();
     hand_over<t>(consumer);
@@ -238,9 +239,9 @@ __device__ static void consume(memory<t> &x, float *LSE_hbm, const shape &s, con
                                int consumer) {
     const int first = consumer * Rows;
     float c = s.scale * Log2e;
-    int n = 0;                                                // tiles of K and V so far
+    unsigned n = 0;                                                // tiles of K and V so far
     if (consumer == t::Consumers - 1) hand_over<t>(consumer); // 0 has the first turn
-    for (int turn = 0;; turn++) {
+    for (unsigned turn = 0;; turn++) {
         int stage = turn % t::QStages;
         mbarrier_wait(&x.Q_full[stage], parity_of<t::QStages>(turn));
         if (x.tile[stage] >= w.tiles * w.heads) break;
@@ -282,12 +283,12 @@ __device__ static void consume(memory<t> &x, float *LSE_hbm, const shape &s, con
 // ---- the kernel ---------------------------------------------------------------------------------
 
 template <class t> __device__ static void init_barriers(memory<t> &x) {
-    for (int stage = 0; stage < t::QStages; stage++) {
+    for (unsigned stage = 0; stage < t::QStages; stage++) {
         mbarrier_init(&x.Q_full[stage], 1);
         mbarrier_init(&x.Q_empty[stage], 1);
         mbarrier_init(&x.O_full[stage], t::Consumers * Warpgroup);
     }
-    for (int stage = 0; stage < Stages; stage++) {
+    for (unsigned stage = 0; stage < Stages; stage++) {
         mbarrier_init(&x.K_full[stage], 1);
         mbarrier_init(&x.V_full[stage], 1);
         mbarrier_init(&x.K_empty[stage], t::Consumers);
@@ -316,7 +317,7 @@ __global__ void __launch_bounds__(t::Threads, 1)
         if (warp == 1 && elect_one()) store_O(x, O_map, s, w);
     } else {
         setmaxnreg_inc<t::ConsumerRegisters>();
-        consume<T>(x, LSE_hbm, s, w, threadIdx.x / Warpgroup - 1);
+        consume<T>(x, LSE_hbm, s, w, __shfl_sync(~0u, (int)threadIdx.x / Warpgroup - 1, 0));
     }
 }
 
