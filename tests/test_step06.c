@@ -1,0 +1,169 @@
+// test_step06.c - what step06 promises beyond right results on the shapes of test_kernels.c: blocks
+// that take many tiles of queries, in any order, rings that go round, groups of heads, and what it
+// refuses.
+
+#include "run.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct machine machine;
+
+static void open_machine(void) {
+    char why[300];
+    cr_assert(machine_open(&(struct machine_options){0}, &machine, why, sizeof why), "%s", why);
+    if (machine.sm != 90) cr_skip_test("this step needs a Hopper GPU, or the simulator");
+}
+
+TestSuite(step06, .init = open_machine);
+
+// Only those that are linked in, and that KERNEL=name,name asks for, if it is set.
+static bool is_asked_for(const struct attn_kernel *k) {
+    const char *asked = getenv("KERNEL");
+    char list[300], name[60];
+    snprintf(list, sizeof list, ",%s,", asked ? asked : k->name);
+    snprintf(name, sizeof name, ",%s,", k->name);
+    return strstr(list, name) && !strcmp(k->step, "step06_fa3_hopper");
+}
+
+// All kernels of the step, or only this one; the model's bytes are compared with those asked for,
+// as always. What a kernel does not take is none of its faults.
+static void expect_right(const char *only, struct attn_problem p, enum data_family family) {
+    char why[300];
+    struct prepared in;
+    struct source source = {NULL, family, 42};
+    p.dtype = p.causal ? ATTN_FP16 : ATTN_BF16;
+    p.smem = machine.smem;
+    p.sm = machine.sm;
+    if (!p.sm_count) p.sm_count = machine.sm_count;
+    cr_assert_eq(prepare(&p, ATTN_FORWARD, &source, &in, why, sizeof why), RAN_RIGHT, "%s", why);
+    for (int i = 0; i < attn_kernel_count(); i++) {
+        const struct attn_kernel *k = attn_kernel_at(i);
+        if (!is_asked_for(k) || (only && strcmp(k->name, only))) continue;
+        struct result r[2];
+        run_kernel(k, &in, ATTN_FORWARD, 1, NULL, r);
+        cr_expect(r->outcome == RAN_RIGHT || r->outcome == NOT_SUPPORTED,
+                  "--kernel %s -b %d -H %d --kv-heads %d --seqlen-q %d --seqlen-k %d -d %d%s, "
+                  "%d multiprocessors: %s",
+                  k->name, p.batch, p.heads, p.kv_heads, p.seqlen_q, p.seqlen_k, p.head_dim,
+                  p.causal ? " --causal" : "", p.sm_count, r->why);
+    }
+    prepared_free(&in);
+}
+
+// ---- longer than the shapes that all kernels are tested with ------------------------------------
+
+// More tiles of keys than there are buffers, so that each is filled again; each tile with larger
+// logits than the one before, or with one key more than queries, which only the last query of a
+// tile sees in its last tile of keys.
+Test(step06, rings_go_round) {
+    for (int d = 64; d <= 128; d += 64) {
+        struct attn_problem p = {.batch = 1, .heads = 1, .kv_heads = 1, .head_dim = d};
+        p.seqlen_q = 150, p.seqlen_k = 600;
+        expect_right(NULL, p, DATA_RISING);
+        p.seqlen_q = 129, p.seqlen_k = 130, p.causal = true;
+        expect_right(NULL, p, DATA_NORMAL);
+        p.seqlen_q = 450, p.seqlen_k = 400;
+        expect_right(NULL, p, DATA_RISING);
+    }
+}
+
+// ---- the last rung: a block takes many tiles ----------------------------------------------------
+
+// On one, two or three multiprocessors: as many blocks share 8 to 12 tiles.
+Test(step06, blocks_take_one_tile_after_the_other) {
+    static const int dims[] = {40, 128, 256};
+    for (int i = 0; i < 6; i++)
+        expect_right("fa3",
+                     (struct attn_problem){.batch = 2,
+                                           .heads = 2,
+                                           .kv_heads = 1,
+                                           .seqlen_q = 260,
+                                           .seqlen_k = i < 3 ? 300 : 200,
+                                           .head_dim = dims[i % 3],
+                                           .causal = i % 2,
+                                           .sm_count = 1 + i / 2},
+                     DATA_RISING);
+}
+
+// K and V of a head take 1 KB for each key at d = 256, and a multiprocessor's share of L2 is 256
+// KB: so a group has heads that share one K and V, or two of those (the last one then fewer), or
+// all six.
+Test(step06, groups_of_heads) {
+    static const int keys[] = {300, 128, 40};
+    for (int i = 0; i < 3; i++)
+        expect_right("fa3",
+                     (struct attn_problem){.batch = 1,
+                                           .heads = 6,
+                                           .kv_heads = 3,
+                                           .seqlen_q = 140,
+                                           .seqlen_k = keys[i],
+                                           .head_dim = 256,
+                                           .causal = true,
+                                           .sm_count = 1},
+                     DATA_NORMAL);
+}
+
+// Some tiles see no key, and some blocks have no other tile.
+Test(step06, tiles_without_keys) {
+    for (int sm_count = 1; sm_count <= 4; sm_count += 3)
+        expect_right(NULL,
+                     (struct attn_problem){.batch = 1,
+                                           .heads = 2,
+                                           .kv_heads = 1,
+                                           .seqlen_q = 450,
+                                           .seqlen_k = 60,
+                                           .head_dim = 64,
+                                           .causal = true,
+                                           .sm_count = sm_count},
+                     DATA_NORMAL);
+}
+
+// ---- what is refused ----------------------------------------------------------------------------
+
+static const struct attn_kernel *kernel_named(const char *name) {
+    for (int i = 0; i < attn_kernel_count(); i++)
+        if (!strcmp(attn_kernel_at(i)->name, name)) return attn_kernel_at(i);
+    return NULL;
+}
+
+static void expect_refused(const char *name, struct attn_problem p, enum outcome outcome,
+                           const char *words) {
+    char why[300];
+    struct prepared in;
+    struct result r[2];
+    const struct attn_kernel *k = kernel_named(name);
+    struct source source = {NULL, DATA_NORMAL, 42};
+    if (!k) return; // a program with a fault planted in it has not all kernels
+    cr_assert_eq(prepare(&p, ATTN_FORWARD, &source, &in, why, sizeof why), RAN_RIGHT, "%s", why);
+    run_kernel(k, &in, ATTN_FORWARD, 1, NULL, r);
+    cr_expect_eq(r->outcome, outcome, "--kernel %s: %s", name, r->why);
+    cr_expect(strstr(r->why, words), "--kernel %s: '%s' does not say '%s'", name, r->why, words);
+    prepared_free(&in);
+}
+
+Test(step06, refusals_say_why) {
+    struct attn_problem p = {.batch = 1,
+                             .heads = 1,
+                             .kv_heads = 1,
+                             .seqlen_q = 9,
+                             .seqlen_k = 9,
+                             .head_dim = 64,
+                             .dtype = ATTN_BF16,
+                             .smem = machine.smem,
+                             .sm = machine.sm,
+                             .sm_count = machine.sm_count};
+    static const char *const on_the_way[] = {"tma-wgmma", "producer", "ping-pong", "overlap"};
+    for (int i = 0; i < 4; i++) {
+        p.head_dim = 96, p.sm = 90;
+        expect_refused(on_the_way[i], p, NOT_SUPPORTED,
+                       "d = 96: this rung takes 64 and 128; --kernel fa3 takes all");
+        p.head_dim = 64, p.sm = 100; // wgmma is Hopper's alone
+        expect_refused(on_the_way[i], p, NOT_POSSIBLE, "needs compute capability 9.0, this GPU");
+    }
+    expect_refused("fa3", p, NOT_POSSIBLE, "needs compute capability 9.0, this GPU has 10.0");
+    p.sm = 80;
+    expect_refused("fa3", p, NOT_POSSIBLE, "needs compute capability 9.0, this GPU has 8.0");
+}
