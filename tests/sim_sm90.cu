@@ -44,6 +44,13 @@ __global__ void used_before_the_barrier(float *b) {
     mbarrier_arrive(barrier(0)); //! used_before_the_barrier
     b[threadIdx.x] = 0;
 }
+// The warp that initialised it has met, the other one has not.
+__global__ void waited_for_before_the_barrier(float *b) {
+    if (threadIdx.x == 0) mbarrier_init(barrier(0), 1);
+    __syncwarp();
+    mbarrier_wait(barrier(0), 1); //! waited_for_before_the_barrier
+    b[threadIdx.x] = 0;
+}
 __global__ void not_fenced(MAP a) {
     if (threadIdx.x == 0) {
         mbarrier_init(barrier(0), 1);
@@ -563,6 +570,7 @@ entry named(const char *name, decltype(entry::run) run) { return {name, run}; }
 const entry kernels[] = {
     RUN(never_initialised, 64, b),
     RUN(used_before_the_barrier, 64, b),
+    RUN(waited_for_before_the_barrier, 64, b),
     RUN(not_fenced, 64, a),
     RUN(overwritten, 64, b),
     RUN(too_many_arrivals, 64),

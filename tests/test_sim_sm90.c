@@ -47,6 +47,7 @@ static void expect_fault(const char *kernel, const char *words) {
 Test(sim_sm90, mbarriers) {
     expect_fault("never_initialised", "no mbarrier: mbarrier_arrive()");
     expect_fault("used_before_the_barrier", "race in shared memory on smem + 65536: atomic");
+    expect_fault("waited_for_before_the_barrier", "race in shared memory on smem + 65536: atomic");
     expect_fault("not_fenced", "fence missing: tma_load_2d()");
     expect_fault("overwritten", "mbarrier overwritten");
     expect_fault("initialised_twice", "smem + 65536 is one already");

@@ -29,9 +29,10 @@ static bool is_asked_for(const struct attn_kernel *k) {
 }
 
 // All kernels of the step, or only this one; the model's bytes are compared with those asked for,
-// as always. What a kernel does not take is none of its faults.
-static void expect_right(const char *only, struct attn_problem p, enum data_family family) {
+// as always. What a kernel does not take is none of its faults. Returns the bytes that TMA loaded.
+static uint64_t expect_right(const char *only, struct attn_problem p, enum data_family family) {
     char why[300];
+    uint64_t bytes = 0;
     struct prepared in;
     struct source source = {NULL, family, 42};
     p.dtype = p.causal ? ATTN_FP16 : ATTN_BF16;
@@ -49,8 +50,10 @@ static void expect_right(const char *only, struct attn_problem p, enum data_fami
                   "%d multiprocessors: %s",
                   k->name, p.batch, p.heads, p.kv_heads, p.seqlen_q, p.seqlen_k, p.head_dim,
                   p.causal ? " --causal" : "", p.sm_count, r->why);
+        bytes = r->measured.asked.tma_load;
     }
     prepared_free(&in);
+    return bytes;
 }
 
 // ---- longer than the shapes that all kernels are tested with ------------------------------------
@@ -65,8 +68,43 @@ Test(step06, rings_go_round) {
         expect_right(NULL, p, DATA_RISING);
         p.seqlen_q = 129, p.seqlen_k = 130, p.causal = true;
         expect_right(NULL, p, DATA_NORMAL);
-        p.seqlen_q = 450, p.seqlen_k = 400;
+        p.seqlen_q = 450, p.seqlen_k = 384; // the last tile of keys is full
         expect_right(NULL, p, DATA_RISING);
+    }
+}
+
+// ---- bytes: whole boxes, and none that the mask hides -------------------------------------------
+
+// Counted once more: each tile of queries loads itself and the tiles of keys up to the last key
+// that its last query sees.
+static uint64_t loaded(const struct attn_problem *p, int Br, int Bc) {
+    uint64_t rows = 0;
+    for (int first = 0; first < p->seqlen_q; first += Br) {
+        int end = first + Br < p->seqlen_q ? first + Br : p->seqlen_q;
+        int keys = p->causal ? end + p->seqlen_k - p->seqlen_q : p->seqlen_k;
+        rows += (uint64_t)(Br + (keys > 0 ? 2 * ((keys + Bc - 1) / Bc) * Bc : 0));
+    }
+    return rows * (uint64_t)(p->heads * p->head_dim * 2);
+}
+
+Test(step06, hidden_tiles_are_not_loaded) {
+    if (!machine.simulated) return;
+    static const int lengths[][2] = {{300, 260}, {200, 384}, {300, 40}};
+    for (int n = 0; n < 4; n++) {
+        struct attn_problem p = {.batch = 1,
+                                 .heads = 1,
+                                 .kv_heads = 1,
+                                 .seqlen_q = lengths[n % 3][0],
+                                 .seqlen_k = lengths[n % 3][1],
+                                 .head_dim = 64,
+                                 .causal = n < 3};
+        for (int i = 0; i < attn_kernel_count(); i++) {
+            const struct attn_kernel *k = attn_kernel_at(i);
+            if (!is_asked_for(k)) continue;
+            uint64_t bytes = expect_right(k->name, p, DATA_NORMAL);
+            cr_expect_eq(bytes, loaded(&p, strcmp(k->name, "fa3") ? 128 : 192, 128),
+                         "--kernel %s: %llu bytes", k->name, (unsigned long long)bytes);
+        }
     }
 }
 
