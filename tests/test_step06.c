@@ -28,6 +28,13 @@ static bool is_asked_for(const struct attn_kernel *k) {
     return strstr(list, name) && !strcmp(k->step, "step06_fa3_hopper");
 }
 
+// NULL: a program with a fault planted in it has not all kernels.
+static const struct attn_kernel *kernel_named(const char *name) {
+    for (int i = 0; i < attn_kernel_count(); i++)
+        if (!strcmp(attn_kernel_at(i)->name, name)) return attn_kernel_at(i);
+    return NULL;
+}
+
 // All kernels of the step, or only this one; the model's bytes are compared with those asked for,
 // as always. What a kernel does not take is none of its faults. Returns the bytes that TMA loaded.
 static uint64_t expect_right(const char *only, struct attn_problem p, enum data_family family) {
@@ -130,18 +137,23 @@ Test(step06, blocks_take_one_tile_after_the_other) {
 // KB: so a group has heads that share one K and V, or two of those (the last one then fewer), or
 // all six.
 Test(step06, groups_of_heads) {
-    static const int keys[] = {300, 128, 40};
-    for (int i = 0; i < 3; i++)
-        expect_right("fa3",
-                     (struct attn_problem){.batch = 1,
-                                           .heads = 6,
-                                           .kv_heads = 3,
-                                           .seqlen_q = 140,
-                                           .seqlen_k = keys[i],
-                                           .head_dim = 256,
-                                           .causal = true,
-                                           .sm_count = 1},
-                     DATA_NORMAL);
+    static const int keys[] = {300, 128, 40}, heads[] = {2, 4, 6};
+    const struct attn_kernel *fa3 = kernel_named("fa3");
+    for (int i = 0; fa3 && i < 6; i++) {
+        char text[160], words[60];
+        struct attn_problem p = {.batch = 1,
+                                 .heads = 6,
+                                 .kv_heads = 3,
+                                 .seqlen_q = 140,
+                                 .seqlen_k = keys[i % 3],
+                                 .head_dim = 256,
+                                 .causal = i < 3,
+                                 .sm_count = 1};
+        if (p.causal) expect_right("fa3", p, DATA_NORMAL);
+        fa3->describe(&p, ATTN_FORWARD, text, sizeof text);
+        snprintf(words, sizeof words, "groups of %d heads", p.causal ? heads[i] : 1);
+        cr_expect(strstr(text, words), "'%s', not %s", text, words);
+    }
 }
 
 // Some tiles see no key, and some blocks have no other tile.
@@ -161,12 +173,6 @@ Test(step06, tiles_without_keys) {
 
 // ---- what is refused ----------------------------------------------------------------------------
 
-static const struct attn_kernel *kernel_named(const char *name) {
-    for (int i = 0; i < attn_kernel_count(); i++)
-        if (!strcmp(attn_kernel_at(i)->name, name)) return attn_kernel_at(i);
-    return NULL;
-}
-
 static void expect_refused(const char *name, struct attn_problem p, enum outcome outcome,
                            const char *words) {
     char why[300];
@@ -174,7 +180,7 @@ static void expect_refused(const char *name, struct attn_problem p, enum outcome
     struct result r[2];
     const struct attn_kernel *k = kernel_named(name);
     struct source source = {NULL, DATA_NORMAL, 42};
-    if (!k) return; // a program with a fault planted in it has not all kernels
+    if (!k) return;
     cr_assert_eq(prepare(&p, ATTN_FORWARD, &source, &in, why, sizeof why), RAN_RIGHT, "%s", why);
     run_kernel(k, &in, ATTN_FORWARD, 1, NULL, r);
     cr_expect_eq(r->outcome, outcome, "--kernel %s: %s", name, r->why);
