@@ -66,8 +66,8 @@ __host__ __device__ inline int keys_seen(const shape &s, int end) {
     return keys > 0 ? keys : 0;
 }
 
-// What a block does: Br queries from i0 of query head bh, and the keys that they see of its K and
-// V.
+// What a block does: Br queries of query head bh, from i0 on, and the first `keys` of the K and V
+// that this head reads.
 struct task {
     int bh, head, i0, keys;
 };
