@@ -28,7 +28,8 @@ WARNINGS := -Wall -Wextra -Werror
 # A designated initialiser leaves the rest at zero on purpose.
 KERNEL_WARNINGS := $(WARNINGS) -Wno-missing-field-initializers -Wno-unknown-pragmas
 # No fused multiply-add on the host: the seeded inputs are the same bits with every compiler.
-CFLAGS   := -std=c11 -D_GNU_SOURCE -O2 -g -ffp-contract=off $(WARNINGS) -Icommon -I.
+# -fPIC: the harness and the GPU's kernels are also linked into a library, for tests/peers.py.
+CFLAGS   := -std=c11 -D_GNU_SOURCE -O2 -g -fPIC -ffp-contract=off $(WARNINGS) -Icommon -I.
 # SANITIZE=address,undefined checks the C files as they run. The kernels stay as they are: their hooks
 # are those of another sanitizer, and an object can have only one of the two.
 SANITIZE ?=
@@ -50,7 +51,7 @@ SIM_CXXFLAGS := -x c++ -std=c++20 -g -fsanitize=thread $(if $(IS_CLANG),$(SIM_cl
 
 gencode   = $(foreach a,$(1),-gencode arch=compute_$(a),code=sm_$(a))
 GENCODE  := $(if $(filter native,$(ARCH)),-arch=native,$(call gencode,$(ARCH)))
-NVFLAGS  := -std=c++20 -O2 -lineinfo -Xcompiler "$(KERNEL_WARNINGS)" -Icommon -I.
+NVFLAGS  := -std=c++20 -O2 -lineinfo -Xcompiler "-fPIC $(KERNEL_WARNINGS)" -Icommon -I.
 # Files with instructions that older cards lack (common/ptx.h) are compiled for those that have them,
 # and for sm_80 where ARCH names none: the program must link, and does not run such a kernel.
 CARD     := $(if $(HAS_GPU),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader | sed -n '1s/\.//p'))
@@ -76,15 +77,15 @@ TEST_C   := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/test_*.c))
 TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(filter-out tests/count_instructions.cu,$(wildcard tests/*.cu)))
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
 
-.PHONY: all sim gpu run train diff test test-sim test-programs test-gpu need-gpu need-sim test-full test-more test-shapes test-sanitized test-clang \
-        mutants fill book sram wavefronts curves plots deps help list clean bench-sim gallery format numpy-cases
+.PHONY: all sim gpu run train peers diff test test-sim test-programs test-gpu need-gpu need-sim test-full test-more test-shapes test-sanitized test-clang \
+        mutants fill book sram wavefronts registers curves plots deps help list clean bench-sim gallery format numpy-cases
 .DELETE_ON_ERROR:
 all: sim gpu                ## build everything that this machine can build
 
 sim: $(addprefix $(BUILD)/sim/,$(PROGRAMS))
 
 ifneq ($(NVCC),)
-gpu: $(addprefix $(BUILD)/gpu/,$(PROGRAMS)) $(GPU_TESTS) $(BUILD)/gpu/tests/count_instructions.o
+gpu: $(addprefix $(BUILD)/gpu/,$(PROGRAMS) kernels.so count_instructions) $(GPU_TESTS)
 else
 gpu:
 	@echo "No nvcc here: built for the simulator only."
@@ -202,6 +203,10 @@ $(BUILD)/sim/count_instructions: $(BUILD)/sim/tests/count_instructions.o $(LIBRA
 $(BUILD)/gpu/count_instructions: $(BUILD)/gpu/tests/count_instructions.o $(LIBRARY) $(GPU)
 	$(call say,LINK)
 	$(GPU_LINK)
+# All kernels as a library, for tests/peers.py.
+$(BUILD)/gpu/kernels.so: $(BUILD)/tests/peers.o $(LIBRARY) $(GPU) $(addprefix $(BUILD)/gpu/,$(call kernels,$(STEPS)))
+	$(call say,LINK)
+	$(GPU_LINK) -shared
 $(BUILD)/sim/bench: $(BUILD)/tests/bench_sim.o $(TEST_CU) $(LIBRARY) $(SIM)
 	$(call say,LINK)
 	$(SIM_LINK)
@@ -230,6 +235,10 @@ need-gpu:
 
 train: need-$(DEVICE) $(BUILD)/$(DEVICE)/train    ## one attention layer learns a toy task; DEVICE=sim|gpu, ARGS="--kernel recompute"
 	@$(BUILD)/$(DEVICE)/train $(ARGS)
+
+# With the Python that has PyTorch.
+peers: need-gpu $(BUILD)/gpu/kernels.so    ## the kernels beside FlashAttention-2 and cuDNN (needs PyTorch); ARGS="--kernels fa2"
+	python3 tests/peers.py $(ARGS)
 
 list: $(BUILD)/sim/ladder   ## the kernels that there are
 	@$< --list
@@ -265,7 +274,7 @@ test-sim: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants 
 	@$(MAKE) test-programs
 
 # The part of it that depends on the compiler.
-test-programs: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants numpy-cases
+test-programs: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants $(BUILD)/sim/count_instructions numpy-cases
 	BUILD=$(BUILD) NUMPY_CASES=$(BUILD)/numpy_cases $(BUILD)/sim/run_tests
 
 test-gpu: need-gpu $(if $(HAS_GPU),$(BUILD)/gpu/run_tests)
@@ -314,13 +323,26 @@ sram: $(BUILD)/sim/step03   ## count step03's bytes for ten sizes of shared memo
 	@awk 'NR == 1 || !/^date/' $(BUILD)/sram.csv >notes/results/sim_sram.csv
 
 # Wavefronts of shared memory, of one head without a bank conflict beyond those that the simulator counts.
+WAVES    := tiled,blocked,three-passes,two-passes,one-pass,fused,algorithm1,query-tiles,tensor-cores,swizzled,async,lean,split-q,split-k,fa2
 wavefronts: $(BUILD)/sim/ladder    ## count the kernels' wavefronts of shared memory: notes/results/sim_wavefronts.csv
-	@$< -n 1024 -H 1 --kernel tiled,blocked,three-passes,two-passes,one-pass,fused,algorithm1 --profile --format csv \
+	@$< -n 1024 -H 1 --kernel $(WAVES) --profile --format csv \
 	  >$(BUILD)/wavefronts.csv
-	@awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) if ($$i == "wavefronts") w = i; print "kernel,seqlen_q,head_dim,wavefronts,ideal" } \
+	@awk -F, '{ gsub(/"([^"]|"")*"/, "") } \
+	  NR == 1 { for (i = 1; i <= NF; i++) if ($$i == "wavefronts") w = i; print "kernel,seqlen_q,head_dim,wavefronts,ideal" } \
 	  NR > 1 { if ($$2 != last) names[++n] = last = $$2; sum[last] += $$w; ideal[last] += $$(w + 1) } \
 	  END { for (i = 1; i <= n; i++) print names[i] ",1024,64," sum[names[i]] "," ideal[names[i]] }' \
 	  $(BUILD)/wavefronts.csv >notes/results/sim_wavefronts.csv
+
+# Registers of step05's kernels, as nvcc numbers them for sm_90; without those that pad d.
+registers: $(wildcard $(call step_dir,05)/*.cu)    ## count the registers of step05's kernels (needs nvcc): notes/results/registers_sm90.csv
+	$(if $(NVCC),,$(error make registers needs nvcc))
+	@{ echo "# nvcc $$($(NVCC) --version | sed -n 's/.*, V//p'), sm_90"; echo "kernel,dtype,head_dim,registers,spilled"; \
+	  for f in $^; do $(NVCC) $(NVFLAGS) -arch=sm_90 -cubin $$f -o $(BUILD)/registers.cubin || exit 1; \
+	    cuobjdump --dump-resource-usage $(BUILD)/registers.cubin | c++filt | \
+	    awk -v name=$$(sed -n 's/.*\.name = "\(.*\)",/\1/p' $$f) ' \
+	      /Function/ { split($$0, part, /::|<|>/); a = part[3]; type = a ~ /half/ ? "fp16" : a ~ /bfloat/ ? "bf16" : "fp32" } \
+	      /REG:/ && a !~ /true/ { gsub(/__nv_bfloat16|__half|false|[, ]/, "", a); gsub(/[A-Z]+:/, ""); \
+	        print name "," type "," a "," $$1 "," ($$2 > 0) }'; done; } >notes/results/registers_sm90.csv
 
 plots:                      ## draw the figures that show results, notes/figures/bytes_against_M.svg, training.svg
 	$(PYTHON) notes/plots.py

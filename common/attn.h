@@ -145,6 +145,15 @@ static inline uint64_t request_sectors(uint64_t address, uint64_t bytes, uint64_
     return sum + sectors(address, bytes);
 }
 
+// Sectors that cp.async counts for a row of `bytes` bytes at byte offset `address`, which it copies
+// to a multiple of 128 in shared memory, 16 bytes a lane. The row is cut where a sector of shared
+// memory begins, and where a line of 128 bytes of HBM begins; the pieces count (sim/meter.c). A
+// swizzle that exchanges sectors, or their halves, changes nothing.
+static inline uint64_t copy_sectors(uint64_t address, uint64_t bytes) {
+    uint64_t lines_begin = bytes ? (address + bytes - 1) / 128 - address / 128 : 0;
+    return (bytes + SECTOR - 1) / SECTOR + (address % SECTOR ? lines_begin : 0);
+}
+
 static inline uint64_t ceil_div(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 static inline uint64_t round_up(uint64_t a, uint64_t b) { return ceil_div(a, b) * b; }
 

@@ -31,7 +31,8 @@ PTX uint32_t smem_address(const void *smem) { return sim_smem_address(smem); }
 // ---- copies in the background: cp.async ---------------------------------------------------------
 //
 // PTX ISA: "cp.async", "cp.async.commit_group", "cp.async.wait_group", "cp.async.wait_all". Both
-// addresses are multiples of 16. `.cg` goes through L2 only, not through L1.
+// addresses are multiples of 16. `.cg` goes through L2 only, not through L1. What it asks of HBM
+// also depends on where it stores: copy_sectors() (attn.h).
 //
 //     cp_async_16(tile + i, K_hbm + i);     // starts, returns at once
 //     cp_async_commit();                    // closes a group: this thread's copies since the last

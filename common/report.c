@@ -262,10 +262,13 @@ static void csv_problem(const struct reporter *to, const struct result *r) {
            p->scale, p->smem);
 }
 
+// In quotes: a template's arguments bring commas.
 static void csv_launches(const struct measurement *m) {
     putchar(',');
-    for (int i = 0; m->has_time && i < m->launches && i < MACHINE_MAX_LAUNCHES; i++)
-        printf("%s%s:%.2f", i ? ";" : "", m->launch[i].kernel, m->launch[i].microseconds);
+    if (!m->has_time) return;
+    for (int i = 0; i < m->launches && i < MACHINE_MAX_LAUNCHES; i++)
+        printf("%s%s:%.2f", i ? ";" : "\"", m->launch[i].kernel, m->launch[i].microseconds);
+    if (m->launches) putchar('"');
 }
 
 static void csv_header(void) {

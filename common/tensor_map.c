@@ -3,6 +3,7 @@
 // CUDA_ERROR_INVALID_VALUE.
 
 #include "tensor_map.h"
+#include "attn.h"
 #include "refuse.h"
 
 #include <inttypes.h>
@@ -11,6 +12,38 @@ size_t tensor_box_bytes(const struct tensor_box *t) {
     size_t bytes = (size_t)t->element_bytes;
     for (int i = 0; i < t->rank; i++) bytes *= t->box[i];
     return bytes;
+}
+
+uint64_t tma_load_bytes(const struct tensor_box *t, const int at[]) {
+    uint64_t rows = 1, bytes = t->box[0] * (uint64_t)t->element_bytes;
+    uint64_t address = (uintptr_t)t->base + (uint64_t)((int64_t)at[0] * t->element_bytes);
+    bool uneven = false; // some rows of the tensor begin half a sector further on than others
+    for (int i = 1; i < t->rank; i++) {
+        rows *= t->box[i];
+        address += (uint64_t)at[i] * t->stride[i];
+        uneven |= t->stride[i] % SECTOR != 0;
+    }
+    uint64_t row = sectors(address % SECTOR, bytes);
+    if (uneven && sectors(address % SECTOR + 16, bytes) > row) row++;
+    return rows * row * SECTOR;
+}
+
+// Dimensions 0 to i of the box, at the place that the dimensions above have led to.
+static uint64_t sectors_inside(const struct tensor_box *t, const int at[], int i,
+                               uint64_t address) {
+    int64_t first = at[i] > 0 ? at[i] : 0, end = (int64_t)at[i] + t->box[i];
+    if (end > (int64_t)t->size[i]) end = (int64_t)t->size[i];
+    if (first >= end) return 0;
+    uint64_t element = (uint64_t)t->element_bytes, sum = 0;
+    if (i == 0)
+        return sectors(address + (uint64_t)first * element, (uint64_t)(end - first) * element);
+    for (; first < end; first++)
+        sum += sectors_inside(t, at, i - 1, address + (uint64_t)first * t->stride[i]);
+    return sum;
+}
+
+uint64_t tma_store_bytes(const struct tensor_box *t, const int at[]) {
+    return sectors_inside(t, at, t->rank - 1, (uintptr_t)t->base) * SECTOR;
 }
 
 static bool check_dimension(const struct tensor_box *t, int i, char *why, size_t why_size) {

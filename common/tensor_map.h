@@ -34,6 +34,14 @@ struct tensor_box {
 bool tensor_box_check(const struct tensor_box *, char *why, size_t why_size);
 size_t tensor_box_bytes(const struct tensor_box *); // of one box, in shared memory
 
+// What one copy of the box at x = at[0], y = at[1], … counts as, in bytes of whole sectors: for
+// kernels' models. So an H200 counts (notes/results/h200_instructions.csv). A load: the whole box,
+// also what lies outside of the tensor; each row has as many sectors as a row of the tensor can
+// have, so where strides are odd multiples of 16, rows of 128 bytes are 5 sectors each. A store:
+// the sectors of what lies inside, row by row. (A NULL base will do: buffers begin with a sector.)
+uint64_t tma_load_bytes(const struct tensor_box *, const int at[]);
+uint64_t tma_store_bytes(const struct tensor_box *, const int at[]);
+
 // Fills in *map, a CUtensorMap. False, with one line in `why`: tensor_box_check, or the driver,
 // refuses. Answered by sim/tma.c and gpu/tensor_map.cu.
 bool tensor_map_encode(const struct tensor_box *, void *map, char *why, size_t why_size);

@@ -34,6 +34,8 @@ format. One part of a cell such as "scores:549753.66;softmax:6903.49" is a colum
     {{csv LADDER kernel=naive : time_us over csv LADDER kernel=tiled : time_us | %.1f}}
     {{csv LADDER "device=NVIDIA H200" : date}}
 
+A file with a column `round` has several measurements of the same thing; its numbers are their medians.
+
 Mathematics is TeX, as GitHub shows it: $...$ in a sentence, $$...$$ displayed. Matplotlib draws it,
 which knows a part of TeX (see markdown.py).
 

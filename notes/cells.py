@@ -6,6 +6,7 @@ import csv
 import os
 import re
 import shlex
+import statistics
 
 
 def read_csv(path):
@@ -54,6 +55,26 @@ def filled(row, name):
     return text
 
 
+def one_of_all_rounds(rows):
+    """Where a file has a column `round`: rows that agree in all columns before it are one, and what was
+    measured, the numbers after it, are medians."""
+    if not rows or "round" not in rows[0]:
+        return rows
+    names = list(rows[0])
+    before, after = names[:names.index("round")], names[names.index("round") + 1:]
+    groups = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in before), []).append(row)
+    return [{**group[0], **{name: median(group, name) for name in after}} for group in groups.values()]
+
+
+def median(rows, name):
+    try:
+        return repr(statistics.median(float(row[name]) for row in rows))
+    except ValueError:    # no number, such as the command
+        return rows[0][name]
+
+
 def choose(path, conditions):
     """The rows of a file that meet all conditions: column=value, or column=one,or,another."""
     if not os.path.isfile(path):
@@ -62,7 +83,7 @@ def choose(path, conditions):
     for condition in shlex.split(conditions or ""):
         column, _, values = condition.partition("=")
         rows = [row for row in rows if cell(row, column) in (values, *values.split(","))]
-    return rows
+    return one_of_all_rounds(rows)
 
 
 def evaluate(row, wanted):

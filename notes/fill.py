@@ -64,7 +64,7 @@ def ladder(what, page):
     return text
 
 
-HEADINGS = {"seqlen_q": "N", "head_dim": "d", "smem_limit": "M (bytes)"}
+HEADINGS = {"seqlen_q": "N", "seqlen": "N", "head_dim": "d", "smem_limit": "M (bytes)"}
 TABLE = re.compile(r"(\S+)( .*)? : rows (\w+), columns (\w+) : (.+) \| (.+)")
 
 
@@ -81,7 +81,7 @@ def pivot(rows, down, across, wanted, style):
         at = row[down], row[across]
         if at in cells:
             raise ValueError(f"two rows have {down} {at[0]}, {across} {at[1]}")
-        if row["result"] == "ok":
+        if row.get("result", "ok") == "ok":
             cells[at] = styled(float(evaluate(row, wanted)), style)
     return cells
 
@@ -94,7 +94,8 @@ def table(text):
     rows = choose(path, conditions)
     cells = pivot(rows, down, across, wanted, style)
     columns = in_order(rows, across, conditions)
-    out = f"| {HEADINGS.get(down, down)} | {' | '.join(columns)} |\n|--:|{'--:|' * len(columns)}\n"
+    heads = (f"{HEADINGS[across]} = {c}" if across in HEADINGS else c for c in columns)
+    out = f"| {HEADINGS.get(down, down)} | {' | '.join(heads)} |\n|--:|{'--:|' * len(columns)}\n"
     for value in in_order(rows, down, conditions):
         out += f"| {value} | {' | '.join(cells.get((value, c), '–') for c in columns)} |\n"
     return out

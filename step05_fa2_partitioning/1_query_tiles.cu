@@ -3,8 +3,8 @@
 // The idea: FlashAttention-2's partitioning (Dao 2023, arXiv:2307.08691, section 3.2), in fp32, so
 // that it can be set beside step03 at equal precision. Step03's variant fused-wide has a block for
 // each tile of queries already. This is that, with tile sizes that the compiler knows: O stays in
-// registers, and a block takes so little shared memory that two or three of them share a
-// multiprocessor and hide each other's waits.
+// registers, and a block takes so little shared memory that two of them share a multiprocessor and
+// hide each other's waits.
 //
 //   each block, 64 queries:  for 32 keys at a time:
 //                                S = scale * Q K^T, masked      one warp per 16 x 16 of S
@@ -145,11 +145,14 @@ template <int D> struct rows_of_O {
         for (int m = 0; m < 4; m++)
             for (int n = 0; n < D / 64; n++) {
                 int r = y + 4 * m;
-                if (r < rows) *(float4 *)&O[(size_t)r * D + x + 64 * n] = value[m][n];
+                // An index among float4, since nvcc makes four stores of *(float4 *)&O[...] here:
+                // the counters showed it, with four times the sectors.
+                if (r < rows) ((float4 *)O)[(size_t)r * (D / 4) + x / 4 + 16 * n] = value[m][n];
             }
     }
 };
 
+//> query-tiles
 // grid: B * H * ceil(Nq / 64) tiles of queries
 template <int D>
 __global__ void __launch_bounds__(Threads) query_tiles(const float *Q_hbm, // [B, H, Nq, D]
@@ -197,6 +200,7 @@ __global__ void __launch_bounds__(Threads) query_tiles(const float *Q_hbm, // [B
     O.scale_rows(factors);
     O.store(O_hbm + row * D, s.Nq - i0);
 }
+//< query-tiles
 
 // ---- the host's side: what the harness asks of a rung ------------------------------------------
 

@@ -37,6 +37,7 @@ __device__ static void load_tile(T (&tile)[64][D], const T *hbm, int rows) {
     }
 }
 
+//> pairs
 // Two neighbours of a row, one register of a fragment: 4 bytes.
 template <class T> __device__ static uint32_t row_pair(const T *x) { return *(const uint32_t *)x; }
 
@@ -45,7 +46,9 @@ template <class T> __device__ static uint32_t column_pair(const T *x, int pitch)
     uint32_t low = *(const uint16_t *)x, high = *(const uint16_t *)(x + pitch);
     return low | high << 16;
 }
+//< pairs
 
+//> multiply-QK
 // S[16 x 64] = Q K^T for a warp's 16 queries, the rows of Q_smem from `first`.
 template <class T, int D>
 __device__ static void multiply_QK(float (&S)[Bc / 8][4], const T (&Q_smem)[Br][D],
@@ -64,7 +67,9 @@ __device__ static void multiply_QK(float (&S)[Bc / 8][4], const T (&Q_smem)[Br][
         }
     }
 }
+//< multiply-QK
 
+//> multiply-PV
 // O[16 x D] += P V. P arrives as it left the softmax: the results of two neighbouring products are
 // the left operand of this one.
 template <class T, int D>
@@ -83,6 +88,7 @@ __device__ static void multiply_PV(float (&O)[D / 8][4], const float (&P)[Bc / 8
         }
     }
 }
+//< multiply-PV
 
 // grid: B * H * ceil(Nq / 64) tiles of queries
 template <class T, int D>

@@ -21,6 +21,7 @@ using namespace step05::plain;
 constexpr int Br = 64;
 constexpr int Warps = Br / 16, Threads = Warps * Lanes;
 
+//> start-copy
 // Starts copying `rows` rows of D elements, 8 elements a thread, and zeros for the rest of the
 // tile. The caller commits, and waits.
 template <class T, int D> __device__ static void start_copy(T *tile, const T *hbm, int rows) {
@@ -29,6 +30,7 @@ template <class T, int D> __device__ static void start_copy(T *tile, const T *hb
         cp_async_16(tile + swizzled<D>(r, c), hbm + (size_t)r * D + c, r < rows);
     }
 }
+//< start-copy
 
 template <int D> constexpr int smem_elements = Br *D + 2 * 2 * Bc *D; // Q, two of K, two of V
 
@@ -53,6 +55,7 @@ __global__ void __launch_bounds__(Threads) async_copies(const T *Q_hbm, // [B, H
         start_copy<T, D>(K_smem, K_hbm + key * D, s.Nk);
         start_copy<T, D>(V_smem, V_hbm + key * D, s.Nk);
     }
+    //> loop
     for (int j0 = 0, now = 0; j0 < keys; j0 += Bc, now ^= 1) {
         cp_async_wait_all(); // this thread's copies have arrived
         __syncthreads();     // and the others', and nobody still reads the other buffers
@@ -67,6 +70,7 @@ __global__ void __launch_bounds__(Threads) async_copies(const T *Q_hbm, // [B, H
         online_softmax<D>(S, O, r);
         multiply_PV<T, D>(O, S, V_smem + now * Bc * D);
     }
+    //< loop
     cp_async_wait_all(); // of a block that has no keys: Q
     row += 16 * warp;
     store<T, D>(O_hbm + row * D, LSE_hbm + row, O, r, s.Nq - i0 - 16 * warp);

@@ -112,6 +112,7 @@ __device__ static void online_softmax(float (&S)[2][4], float (&O)[D / 8][4], ro
     }
 }
 
+//> merge
 // What the warps have of each row becomes one: all are brought to the largest m, and added up, one
 // warp after the other, in shared memory.
 template <int D> struct merged {
@@ -157,6 +158,7 @@ __device__ static void merge(merged<D> &all, float (&O)[Blocks][D / 8][4], rows 
         __syncthreads(); // this warp has added its part
     }
 }
+//< merge
 
 // O / l and LSE of all rows, 16 of them by each warp.
 template <class T, int D>

@@ -36,6 +36,7 @@ __device__ static void start_copy(T *tile, const T *hbm, int rows) {
     }
 }
 
+//> multiply-QK
 // S[32 x 64] = Q K^T for a warp's queries, the rows of Q_smem from `first`.
 template <class T, int D>
 __device__ static void multiply_QK(float (&S)[Blocks][Bc / 8][4], const T *Q_smem, const T *K_smem,
@@ -60,6 +61,7 @@ __device__ static void multiply_QK(float (&S)[Blocks][Bc / 8][4], const T *Q_sme
         }
     }
 }
+//< multiply-QK
 
 // Rows of P as they left the softmax: the results of two neighbouring products are a left operand.
 template <class T>

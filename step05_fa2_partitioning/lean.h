@@ -24,13 +24,16 @@ __device__ inline bool has_hidden(const shape &s, int i, int j) {
     return !visible(s, i, j + Bc - 1);
 }
 
+//> rows
 // What a lane knows of its two rows, g and g + 8. S is not scaled here, nor is m: all exponents are
 // powers of two, of c times the difference, where c = scale log2(e).
 struct rows {
     float m[2] = {-INFINITY, -INFINITY}; // what the exponents of l and O are measured from
     float l[2] = {0, 0};                 // of the lane's own elements
 };
+//< rows
 
+//> online-softmax
 template <int D>
 __device__ inline void online_softmax(float (&S)[Bc / 8][4], float (&O)[D / 8][4], rows &r,
                                       float c) {
@@ -63,6 +66,7 @@ __device__ inline void online_softmax(float (&S)[Bc / 8][4], float (&O)[D / 8][4
             }
     }
 }
+//< online-softmax
 
 // O / l and LSE of a warp's rows; `rows_left` of them exist.
 template <class T, int D>

@@ -22,6 +22,7 @@ struct rows {
     float m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
 };
 
+//> online-softmax
 // Step02's online update. A lane's 4 elements of each S[n]: two of row g, two of row g + 8.
 template <int D>
 __device__ inline void online_softmax(float (&S)[Bc / 8][4], float (&O)[D / 8][4], rows &r) {
@@ -42,6 +43,7 @@ __device__ inline void online_softmax(float (&S)[Bc / 8][4], float (&O)[D / 8][4
             for (int e = 2 * half; e < 2 * half + 2; e++) O[n][e] *= factor;
     }
 }
+//< online-softmax
 
 // O / l and LSE of a warp's rows; `rows_left` of them exist.
 template <class T, int D>

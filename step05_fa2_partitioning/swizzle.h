@@ -15,16 +15,19 @@ namespace step05 {
 
 constexpr int Chunk = 8; // elements of 16 bits in 16 bytes
 
+//> swizzled
 // Where element (r, c) of a tile with rows of D elements lies, for c a multiple of 8.
 template <int D> __device__ inline int swizzled(int r, int c) {
     return r * D + ((c / Chunk) ^ (r % 8)) * Chunk;
 }
+//< swizzled
 
 // The right operand of two neighbouring products: b0 and b1 of the first, then of the second.
 struct fragment {
     uint32_t x[4];
 };
 
+//> fragments
 // Rows r .. r + 15 and columns c .. c + 15 of Q, as the left operand of a product.
 template <class T, int D> __device__ inline fragment left_operand(const T *tile, int r, int c) {
     int lane = threadIdx.x % Lanes;
@@ -51,6 +54,7 @@ template <class T, int D> __device__ inline fragment values_operand(const T *til
     ldmatrix_x4_trans(f.x, tile + swizzled<D>(j + lane % 16, c + lane / 16 * 8));
     return f;
 }
+//< fragments
 
 // ---- the products of a warp with 16 queries, for rungs 3 to 5
 // --------------------------------------

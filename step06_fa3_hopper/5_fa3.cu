@@ -156,7 +156,7 @@ __device__ static void store_all(memory<Tiling> &x, const CUtensorMap &O_map, co
         if (tile >= order.tiles * order.heads) return;
         task t = task_of<Tiling>(s, order, tile);
         mbarrier_wait(&x.O_full[stage], parity);
-        for (int p = 0; p < Tiling::D / Panel; p++)
+        for (int p = 0; p * Panel < s.d; p++) // no panel that is only padding
             tma_store_3d(&O_map, x.Q[stage] + p * Tiling::Br * PanelRow, p * Panel, t.i0, t.bh);
         tma_store_commit();
         tma_store_wait_read<0>();
@@ -401,12 +401,19 @@ static void describe(const attn_problem *p, unsigned, char *text, size_t size) {
     });
 }
 
-// O leaves by TMA, in whole boxes. The counter is set once, and asked once after each tile.
+// O leaves by TMA, as much of each panel as O has. The counter is set once, and asked once after
+// each tile.
 template <class Tiling> static attn_traffic traffic(const attn_problem *p) {
     attn_traffic sum = forward_traffic(p, Tiling::Br, Tiling::Bc, Tiling::D, 0);
-    uint64_t tiles = (uint64_t)p->batch * p->heads * ceil_div(p->seqlen_q, Tiling::Br);
-    sum.tma_store = tiles * Tiling::Br * Tiling::D * 2;
-    if (p->causal) sum.store += SECTOR, sum.atomic = tiles * SECTOR;
+    const int heads = p->batch * p->heads, Br = Tiling::Br;
+    tensor_box box = box_of(NULL, heads, p->seqlen_q, p->head_dim, Br);
+    for (int bh = 0; bh < heads; bh++)
+        for (int i0 = 0; i0 < p->seqlen_q; i0 += Br)
+            for (int column = 0; column < p->head_dim; column += Panel) {
+                const int at[] = {column, i0, bh};
+                sum.tma_store += tma_store_bytes(&box, at);
+            }
+    if (p->causal) sum.store += SECTOR, sum.atomic = heads * ceil_div(p->seqlen_q, Br) * SECTOR;
     return sum;
 }
 

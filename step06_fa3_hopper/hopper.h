@@ -209,15 +209,19 @@ __device__ inline void store(T *O_hbm, float *LSE_hbm, const float (&O)[D / 2], 
 
 // Of a tensor [heads, rows, d], in boxes of box_rows rows and a panel's columns. The sequence is a
 // dimension of its own, so that boxes that reach over its end get zeros, not the next head's rows.
-inline CUtensorMap map_of(const void *tensor, int heads, int rows, int d, int box_rows) {
+inline tensor_box box_of(const void *tensor, int heads, int rows, int d, int box_rows) {
     uint64_t row = (uint64_t)d * 2;
-    tensor_box box = {.base = tensor,
-                      .element_bytes = 2,
-                      .rank = 3,
-                      .size = {(uint64_t)d, (uint64_t)rows, (uint64_t)heads},
-                      .stride = {2, row, row * (uint64_t)rows},
-                      .box = {Panel, (uint32_t)box_rows, 1},
-                      .swizzle = SWIZZLE_128B};
+    return {.base = tensor,
+            .element_bytes = 2,
+            .rank = 3,
+            .size = {(uint64_t)d, (uint64_t)rows, (uint64_t)heads},
+            .stride = {2, row, row * (uint64_t)rows},
+            .box = {Panel, (uint32_t)box_rows, 1},
+            .swizzle = SWIZZLE_128B};
+}
+
+inline CUtensorMap map_of(const void *tensor, int heads, int rows, int d, int box_rows) {
+    tensor_box box = box_of(tensor, heads, rows, d, box_rows);
     CUtensorMap map;
     char why[300];
     if (tensor_map_encode(&box, &map, why, sizeof why)) return map;
@@ -245,9 +249,10 @@ bool takes_64_and_128(const attn_problem *p, unsigned, char *why, size_t why_siz
                   : launch<__nv_bfloat16, 128>)(p, t);                                             \
     } while (0)
 
-// What a forward asks for that has Br queries in a block. TMA copies whole boxes, so a tile of D
-// columns counts whole, also where it reaches over the end of the tensor. LSE leaves 8 rows a
-// request, and O in pieces of O_piece bytes, or where that is 0, by TMA: the caller adds it.
+// What a forward asks for that has Br queries in a block. TMA loads whole boxes, so a tile of D
+// columns counts whole, also where it reaches over the end of the tensor; and a row of a panel as
+// much as any other. LSE leaves 8 rows a request, and O in pieces of O_piece bytes, or where that
+// is 0, by TMA: the caller adds it.
 inline attn_traffic forward_traffic(const attn_problem *p, int Br, int Bc, int D, int O_piece) {
     shape s = shape_of(p);
     uint64_t heads = (uint64_t)p->batch * p->heads, rows = 0, LSE = 0;
@@ -258,7 +263,10 @@ inline attn_traffic forward_traffic(const attn_problem *p, int Br, int Bc, int D
             LSE += request_sectors((bh * s.Nq + i0) * sizeof(float),
                                    min(Br, s.Nq - i0) * sizeof(float), 8 * sizeof(float));
     uint64_t O = O_piece ? (uint64_t)s.Nq * s.d * 2 / O_piece : 0;
-    return {.store = (heads * O + LSE) * SECTOR, .tma_load = heads * rows * D * 2};
+    const int first[3] = {};
+    tensor_box row = box_of(NULL, 1, 1, s.d, 1);
+    return {.store = (heads * O + LSE) * SECTOR,
+            .tma_load = heads * rows * (D / Panel) * tma_load_bytes(&row, first)};
 }
 
 } // namespace step06

@@ -19,6 +19,18 @@ __global__ void copy_pieces(const float *a, int n, int pitch) {
     cp_async_wait<0>();
 }
 
+// So many accesses that lanes' logs are full now and then. They are 4 a turn (a load, a store, its
+// arrival, the turn's end) after n others: for some n the log is full between a load and its store.
+__global__ void copy_often(const float *a, int n) {
+    float *shared = reinterpret_cast<float *>(smem) + threadIdx.x;
+    if (n & 1) shared[1024] = 0;
+    if (n & 2) shared[1056] = shared[1088] = 0;
+    for (int i = 0; i < 3000; i++) {
+        cp_async_16(smem + threadIdx.x * 128, a + 4 * threadIdx.x);
+        cp_async_wait_all();
+    }
+}
+
 // All of smem's first 32 * 144 bytes hold a value, without conflicts.
 __device__ inline void fill() {
     for (int i = threadIdx.x; i < 32 * 144 / 4; i += 32) reinterpret_cast<float *>(smem)[i] = i;
@@ -242,6 +254,7 @@ entry named(const char *name, decltype(entry::run) run) { return {name, run}; }
 const entry kernels[] = {
     RUN(copy_pieces, 32, a, n % 100, n / 100),
     RUN(only_fill, 32, b),
+    RUN(copy_often, 32, a, n),
     RUN(load_rows, 32, b, n),
     RUN(load_swizzled, 32, b, n),
     RUN(load_one, 32, b, n),

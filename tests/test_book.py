@@ -347,6 +347,12 @@ def test_filled_table():
     contains("two rows for one cell",
              filled(csv_text, f"{where} : rows result, columns kernel : x | %.0f")[1],
              "two rows have result ok, kernel b")
+    rounds = "seqlen,head_dim,round,ratio,command\n" + "".join(
+        f"8,{d},{n},{ratio},make it\n" for d, ratios in ((64, (3, 1, 2)), (128, (7, 5))) for n, ratio in enumerate(ratios))
+    page, _ = filled(rounds, f"{where} : rows seqlen, columns head_dim : ratio | %.1f")
+    contains("medians of all rounds", page, "| N | d = 64 | d = 128 |\n|--:|--:|--:|\n| 8 | 2.0 | 6.0 |\n")
+    page, _ = filled(rounds, f"{where} round=0 : rows seqlen, columns head_dim : ratio | %.1f")
+    contains("one round", page, "| 8 | 3.0 | 7.0 |\n")
     contains("a table without a format", filled(csv_text, f"{where} : rows x, columns y : x")[1],
              "rows COLUMN, columns COLUMN")
 

@@ -6,6 +6,7 @@
 #include <criterion/criterion.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { D = 64 };
@@ -70,4 +71,63 @@ Test(hardware, warns_where_it_cannot_be_equal) {
     struct traffic t = run("naive", 1001, false);
     cr_expect_eq(t.loads, 2453052000, "%" PRIu64, t.loads);
     cr_expect(strstr(sim_warning(), "leave the loop at tests/hardware.cu:"), "'%s'", sim_warning());
+}
+
+// ---- single instructions (count_instructions.cu) ------------------------------------------------
+
+// One line of what count_instructions prints, or of the file with an H200's numbers.
+struct pattern {
+    char name[80];
+    double traffic[5], conflicts; // load, store, atomic, tma_load, tma_store
+};
+enum { MOST_PATTERNS = 100 };
+
+static int read_patterns(FILE *f, struct pattern *p) {
+    char line[300];
+    int n = 0;
+    while (n < MOST_PATTERNS && fgets(line, sizeof line, f)) {
+        double *t = p[n].traffic;
+        n += sscanf(line, "\"%79[^\"]\",%lf,%lf,%lf,%lf,%lf,%lf,\"\"", p[n].name, t, t + 1, t + 2,
+                    t + 3, t + 4, &p[n].conflicts) == 7;
+    }
+    return n;
+}
+
+static const struct pattern *find(const struct pattern *p, int n, const char *name) {
+    for (int i = 0; i < n; i++)
+        if (!strcmp(p[i].name, name)) return &p[i];
+    return NULL;
+}
+
+// The card's counter of conflicts does not see the stores of cp.async (sim/async.c).
+static double unseen_conflicts(const char *pattern) {
+    if (!strcmp(pattern, "cp.async rows of 128")) return 28;
+    if (!strcmp(pattern, "cp.async lanes 16 apart share sectors")) return 4;
+    return 0;
+}
+
+Test(hardware, counts_each_instruction_as_an_h200) {
+    static struct pattern gpu[MOST_PATTERNS], sim[MOST_PATTERNS];
+    const char *build = getenv("BUILD");
+    char command[300];
+    snprintf(command, sizeof command, "%s/sim/count_instructions", build ? build : "build");
+    FILE *f = fopen("notes/results/h200_instructions.csv", "r");
+    cr_assert(f, "run the tests from the top of the repository");
+    int rows = read_patterns(f, gpu);
+    fclose(f);
+    cr_assert_geq(rows, 54);
+    cr_assert(f = popen(command, "r"));
+    int patterns = read_patterns(f, sim);
+    cr_assert_eq(pclose(f), 0, "make %s", command);
+    cr_assert_eq(patterns, rows, "the file has other patterns than the program");
+    for (int i = 0; i < rows; i++) {
+        const struct pattern *s = find(sim, patterns, gpu[i].name);
+        cr_assert(s, "%s: not printed", gpu[i].name);
+        for (int k = 0; k < 5; k++)
+            cr_expect_eq(s->traffic[k], gpu[i].traffic[k], "%s, column %d: %.2f, H200 %.2f",
+                         s->name, k + 1, s->traffic[k], gpu[i].traffic[k]);
+        double unseen = unseen_conflicts(s->name);
+        cr_expect_eq(s->conflicts, gpu[i].conflicts + unseen, "%s: conflicts", s->name);
+        cr_expect(!unseen || gpu[i].conflicts == 0, "%s: now they are counted", s->name);
+    }
 }

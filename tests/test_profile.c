@@ -100,7 +100,7 @@ Test(profile, shifted) {
 Test(profile, atomics) {
     run("add_atomically", 0);
     cr_expect_eq(count, 2);
-    expect(find("add_atomically", "atomic", "a", NULL), 8, 256, 8, 8, 8 * 4);
+    expect(find("add_atomically", "atomic", "a", NULL), 8, 256, 8 * 32, 8, 8 * 4);
     expect(find("add_atomically", "atomic", "b", NULL), 8, 256, 8 * 4, 8 * 4, 8 * 128);
 }
 

@@ -47,6 +47,16 @@ Test(sim_instructions, a_copy_is_one_load_request_and_one_store_request) {
     cr_expect_eq(counts.accesses, 64);
 }
 
+Test(sim_instructions, a_copy_counts_where_it_is_stored) {
+    run_well("copy_pieces", 12832);
+    cr_expect_eq(counts.buffer[0].sectors[SIM_LOAD], 32, "halves of sectors to 32 places");
+    cr_expect_eq(counts.buffer[0].distinct[SIM_LOAD], 16);
+    for (int n = 0; n < 4; n++) {
+        run_well("copy_often", n);
+        cr_expect_eq(counts.buffer[0].sectors[SIM_LOAD], 3000 * 32, "%d stores before", n);
+    }
+}
+
 Test(sim_instructions, what_is_filled_with_zeros_is_not_asked_for) {
     run_well("copy_pieces", 1607);
     cr_expect_eq(counts.buffer[0].sectors[SIM_LOAD], 4, "7 pieces are 3.5 sectors");

@@ -122,7 +122,8 @@ Test(simulator, atomics_are_counted_apart) {
     memset(b, 0, WORDS * sizeof *b);
     sim_set_written(b, false);
     run_well("add_atomically", 0);
-    expect("a", SIM_ATOMIC, 4 * 64 * 4, 4 * 2, 1); // 4 blocks of 2 warps, one sector each
+    // 4 blocks of 2 warps: one sector, once for each of the 32 lanes that add to one word.
+    expect("a", SIM_ATOMIC, 4 * 64 * 4, 4 * 2 * 32, 1);
     expect("b", SIM_ATOMIC, 4 * 64 * 4, 4 * 8, 8);
     expect("a", SIM_LOAD, 0, 0, 0);
     cr_assert_eq(a[0], 256.f);

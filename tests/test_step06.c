@@ -36,10 +36,12 @@ static const struct attn_kernel *kernel_named(const char *name) {
 }
 
 // All kernels of the step, or only this one; the model's bytes are compared with those asked for,
-// as always. What a kernel does not take is none of its faults. Returns the bytes that TMA loaded.
-static uint64_t expect_right(const char *only, struct attn_problem p, enum data_family family) {
+// as always. What a kernel does not take is none of its faults. Returns the bytes that were asked
+// for, in the simulator.
+static struct attn_traffic expect_right(const char *only, struct attn_problem p,
+                                        enum data_family family) {
     char why[300];
-    uint64_t bytes = 0;
+    struct attn_traffic asked = {0};
     struct prepared in;
     struct source source = {NULL, family, 42};
     p.dtype = p.causal ? ATTN_FP16 : ATTN_BF16;
@@ -57,10 +59,10 @@ static uint64_t expect_right(const char *only, struct attn_problem p, enum data_
                   "%d multiprocessors: %s",
                   k->name, p.batch, p.heads, p.kv_heads, p.seqlen_q, p.seqlen_k, p.head_dim,
                   p.causal ? " --causal" : "", p.sm_count, r->why);
-        bytes = r->measured.asked.tma_load;
+        asked = r->measured.asked;
     }
     prepared_free(&in);
-    return bytes;
+    return asked;
 }
 
 // ---- longer than the shapes that all kernels are tested with ------------------------------------
@@ -83,7 +85,8 @@ Test(step06, rings_go_round) {
 // ---- bytes: whole boxes, and none that the mask hides -------------------------------------------
 
 // Counted once more: each tile of queries loads itself and the tiles of keys up to the last key
-// that its last query sees.
+// that its last query sees. A row is loaded in panels of 128 bytes, and each counts 4 sectors, or 5
+// where every other row begins in the middle of a sector.
 static uint64_t loaded(const struct attn_problem *p, int Br, int Bc) {
     uint64_t rows = 0;
     for (int first = 0; first < p->seqlen_q; first += Br) {
@@ -91,7 +94,19 @@ static uint64_t loaded(const struct attn_problem *p, int Br, int Bc) {
         int keys = p->causal ? end + p->seqlen_k - p->seqlen_q : p->seqlen_k;
         rows += (uint64_t)(Br + (keys > 0 ? 2 * ((keys + Bc - 1) / Bc) * Bc : 0));
     }
-    return rows * (uint64_t)(p->heads * p->head_dim * 2);
+    int panels = p->head_dim <= 64 ? 1 : p->head_dim <= 128 ? 2 : 4; // padded with zeros
+    return rows * (uint64_t)(p->heads * panels * (p->head_dim % 16 ? 5 : 4) * 32);
+}
+
+// O, once: of each row, the sectors that each panel touches.
+static uint64_t stored(const struct attn_problem *p) {
+    uint64_t sectors = 0, row_bytes = (uint64_t)p->head_dim * 2;
+    for (uint64_t row = 0; row < (uint64_t)p->heads * (uint64_t)p->seqlen_q; row++)
+        for (uint64_t byte = 0; byte < row_bytes; byte += 128) {
+            uint64_t end = byte + 128 < row_bytes ? byte + 128 : row_bytes;
+            sectors += (row * row_bytes + end - 1) / 32 - (row * row_bytes + byte) / 32 + 1;
+        }
+    return 32 * sectors;
 }
 
 Test(step06, hidden_tiles_are_not_loaded) {
@@ -108,10 +123,33 @@ Test(step06, hidden_tiles_are_not_loaded) {
         for (int i = 0; i < attn_kernel_count(); i++) {
             const struct attn_kernel *k = attn_kernel_at(i);
             if (!is_asked_for(k)) continue;
-            uint64_t bytes = expect_right(k->name, p, DATA_NORMAL);
+            uint64_t bytes = expect_right(k->name, p, DATA_NORMAL).tma_load;
             cr_expect_eq(bytes, loaded(&p, strcmp(k->name, "fa3") ? 128 : 192, 128),
                          "--kernel %s: %llu bytes", k->name, (unsigned long long)bytes);
         }
+    }
+}
+
+// Rows that begin in the middle of a sector, a second panel that has few columns, a fourth one that
+// has none and is not stored at all.
+Test(step06, rows_that_are_no_whole_panels) {
+    static const struct {
+        int d, Br, Bc;
+    } cases[] = {{8, 192, 128}, {40, 192, 128}, {80, 128, 128}, {104, 128, 128}, {136, 128, 80}};
+    const struct attn_kernel *fa3 = kernel_named("fa3");
+    if (!machine.simulated || !fa3 || !is_asked_for(fa3)) return;
+    for (int i = 0; i < 5; i++) {
+        struct attn_problem p = {.batch = 1,
+                                 .heads = 2,
+                                 .kv_heads = 2,
+                                 .seqlen_q = 67,
+                                 .seqlen_k = 45,
+                                 .head_dim = cases[i].d};
+        struct attn_traffic asked = expect_right("fa3", p, DATA_NORMAL);
+        cr_expect_eq(asked.tma_load, loaded(&p, cases[i].Br, cases[i].Bc), "d = %d: %llu bytes",
+                     p.head_dim, (unsigned long long)asked.tma_load);
+        cr_expect_eq(asked.tma_store, stored(&p), "d = %d: %llu bytes", p.head_dim,
+                     (unsigned long long)asked.tma_store);
     }
 }
 

@@ -9,6 +9,12 @@
 // of all copies that the thread has started since its last commit, possibly none; wait_group N
 // waits until at most the N youngest groups are pending. Groups belong to a thread, and so does the
 // wait: what other threads have copied is there only after their waits and then a barrier.
+//
+// What a warp's copies store counts as wavefronts and conflicts as if ordinary stores of 16 bytes
+// did it. No counter of an H200 stands behind that: the one for shared memory
+// (l1tex__data_bank_conflicts_pipe_lsu_mem_shared) stays 0 where cp.async.cg writes one column of a
+// tile; NVIDIA has others for LDGSTS, the instruction that cp.async becomes. A conflict that is
+// shown here is a reason to look at the layout, no more.
 
 #include "internal.h"
 
@@ -40,7 +46,8 @@ void async_free(struct thread *t) {
 }
 
 // The instruction makes two requests, and the meter tells requests apart by their pc: the load gets
-// one byte less, which is still inside of the call.
+// one byte less, which is still inside of the call. How many sectors it counts depends on where the
+// store goes (meter.c).
 void sim_cp_async(void *smem, const void *gmem, bool valid) {
     uint32_t pc = symbols_pc(__builtin_return_address(0));
     struct thread *me = sim_worker->self;
@@ -50,7 +57,7 @@ void sim_cp_async(void *smem, const void *gmem, bool valid) {
     if (valid) {
         if (!memory_is_global(gmem) && gmem)
             sim_fail("cp_async_16(): the source is not in global memory, at %s", symbols_place(pc));
-        memory_access(gmem, COPY_BYTES, SIM_LOAD, 0, pc - 1);
+        memory_access(gmem, COPY_BYTES, SIM_LOAD, COPY, pc - 1);
     }
     memory_access(smem, COPY_BYTES, SIM_STORE, IN_FLIGHT, pc);
     memset(smem, 0xff, COPY_BYTES);

@@ -20,6 +20,7 @@ enum {
     LANDED = 8,     // and here it is complete; already counted
     UNCOUNTED = 16, // for the detectors alone
     ASYNC = 32,     // by the async proxy: TMA or wgmma
+    COPY = 64,      // a load whose store, to shared memory, is the lane's next entry (async.c)
 };
 struct access {
     uint64_t address;
@@ -55,7 +56,9 @@ struct thread {
     struct thread *next;    // in the queue it stands in
     void *argument;         // brought to a warp collective
 
-    struct access *log; // LOG_ENTRIES of them, and one place for the meter's end mark
+    // LOG_ENTRIES of them, and two places: for a copy's store, beside its load in any case, and for
+    // the meter's end mark.
+    struct access *log;
     struct access *log_next, *log_end;
     bool log_full;        // it waits for room
     uint32_t last_block;  // pc of the basic block it entered last
@@ -273,14 +276,23 @@ struct request {
     int lanes;
 };
 
+// The sectors of HBM that a request touches, and how often each counts.
+struct sectors {
+    uint64_t number[32]; // 32 lanes; an aligned access of 16 bytes or less lies in one sector
+    uint8_t times[32];
+    int count;
+    uint64_t largest; // of the numbers
+};
+
 // Puts the lanes' logs together and counts, as far as it is known what each lane does next.
 void meter_warp(struct worker *, struct warp *);
 
 // ---- profile.c ----------------------------------------------------------------------------------
 
-void profile_global(struct worker *, const struct request *);
+void profile_global(struct worker *, const struct request *, const struct sectors *);
 void profile_shared(struct worker *, const struct request *, int wavefronts, int ideal);
-void profile_box(struct worker *, const void *global, size_t bytes, int kind, uint32_t pc);
+void profile_box(struct worker *, const void *global, size_t bytes, uint64_t sectors, int kind,
+                 uint32_t pc);
 void profile_add(struct profile *); // to the sums of all workers; empties this one
 void profile_forget(struct profile *);
 void profile_reset(void); // forgets the sums

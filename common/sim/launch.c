@@ -117,7 +117,7 @@ static void free_threads(struct worker *w) {
 }
 
 static bool make_thread(struct thread *t, int number) {
-    t->log = malloc((LOG_ENTRIES + 1) * sizeof *t->log);
+    t->log = malloc((LOG_ENTRIES + 2) * sizeof *t->log);
     t->log_end = t->log + LOG_ENTRIES;
     return fiber_create(&t->fiber, STACK_BYTES, number) && t->log;
 }

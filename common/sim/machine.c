@@ -48,8 +48,8 @@ static void add_buffer(struct measurement *m, const struct sim_buffer_counts *c)
     m->asked.load += 32 * c->sectors[SIM_LOAD];
     m->asked.store += 32 * c->sectors[SIM_STORE];
     m->asked.atomic += 32 * c->sectors[SIM_ATOMIC];
-    m->asked.tma_load += c->bytes[SIM_TMA_LOAD]; // whole boxes
-    m->asked.tma_store += c->bytes[SIM_TMA_STORE];
+    m->asked.tma_load += 32 * c->sectors[SIM_TMA_LOAD];
+    m->asked.tma_store += 32 * c->sectors[SIM_TMA_STORE];
     // An atomic reads its sector and writes it.
     m->distinct_read +=
         32 * (c->distinct[SIM_LOAD] + c->distinct[SIM_ATOMIC] + c->distinct[SIM_TMA_LOAD]);

@@ -223,12 +223,14 @@ static _Noreturn void fail_misaligned(uintptr_t a, unsigned size, int kind, uint
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 static __attribute__((noinline)) void log_to_full(struct access a) {
-    scheduler_catch_up(sim_worker);
-    *sim_worker->self->log_next++ = a;
+    struct thread *t = sim_worker->self;
+    bool beside_its_load = t->log_next[-1].flags & COPY; // a place is kept for it
+    if (!beside_its_load) scheduler_catch_up(sim_worker);
+    *t->log_next++ = a;
 }
 
 ALWAYS_INLINE void log_access(struct thread *t, struct access a) {
-    if (t->log_next == t->log_end)
+    if (t->log_next >= t->log_end)
         log_to_full(a);
     else
         *t->log_next++ = a;

@@ -14,38 +14,71 @@
 #include <string.h>
 
 // ---- global memory: sectors --------------------------------------------------------------------
+//
+// Each rule is what an H200 counted (notes/results/h200_instructions.csv; `make test` compares).
 
-enum { MAX_SECTORS = 64 }; // 32 lanes; an aligned access of 16 bytes or less touches one
-
-// Adds a sector to the set; most requests walk upwards, so look at the end first.
-static int add_sector(uint64_t *set, int n, uint64_t sector) {
-    if (n == 0 || sector > set[n - 1]) {
-        set[n] = sector;
-        return n + 1;
-    }
-    for (int i = n - 1; i >= 0; i--)
-        if (set[i] == sector) return n;
-    // Keep the largest at the end, so that the shortcut above stays right.
-    set[n] = set[n - 1];
-    set[n - 1] = sector;
-    return n + 1;
+// Where sector `number` stands in the list. Most requests walk upwards: only what is not larger
+// than all others has to be looked for.
+static int find_or_add(struct sectors *s, uint64_t number) {
+    if (s->count && number <= s->largest) {
+        for (int i = s->count - 1; i >= 0; i--)
+            if (s->number[i] == number) return i;
+    } else
+        s->largest = number;
+    s->number[s->count] = number;
+    s->times[s->count] = 0;
+    return s->count++;
 }
 
-static void count_sector(struct worker *w, uint64_t sector, int kind) {
+// Lanes that add to one word do so one after the other.
+static uint8_t lanes_at_word_of(const struct request *r, int lane) {
+    uint8_t lanes = 0;
+    for (int i = 0; i < r->lanes; i++)
+        lanes += r->lane[i]->address / 4 == r->lane[lane]->address / 4;
+    return lanes;
+}
+
+// cp.async: does a lane before this one copy from the same line of HBM, 128 bytes, to the same
+// sector of shared memory? It is such pairs that count. So a copy from where no sector begins costs
+// more: a line fills three sectors of shared memory and halves of two others, and counts 5. So an
+// H200 counts every pattern of tests/count_instructions.cu (notes/results/h200_instructions.csv).
+static bool is_counted_before(const struct request *r, int lane) {
+    const struct access *a = r->lane[lane];
+    for (int i = lane - 1; i >= 0; i--)
+        if (r->lane[i]->address / 128 == a->address / 128 &&
+            r->lane[i][1].address / 32 == a[1].address / 32) // the entry behind it: the store
+            return true;
+    return false;
+}
+
+static void find_sectors(const struct request *r, struct sectors *s) {
+    bool copy = r->lane[0]->flags & COPY, atomic = r->lane[0]->kind == SIM_ATOMIC;
+    s->count = 0;
+    for (int i = 0; i < r->lanes; i++) {
+        uint8_t *times = &s->times[find_or_add(s, r->lane[i]->address / 32)];
+        if (copy)
+            *times += !is_counted_before(r, i);
+        else if (!atomic)
+            *times = 1;
+        else if (lanes_at_word_of(r, i) > *times)
+            *times = lanes_at_word_of(r, i);
+    }
+}
+
+static void count_sector(struct worker *w, uint64_t sector, int kind, int times) {
     int b = sim_buffer_at(sector * 32);
     struct buffer *buffer = &sim_buffer[b];
-    w->tally.buffer[b].sectors[kind]++;
+    w->tally.buffer[b].sectors[kind] += (unsigned)times;
     uint8_t *touched = &buffer->touched[sector - buffer->start / 32], bit = (uint8_t)(1 << kind);
     if (!(__atomic_load_n(touched, __ATOMIC_RELAXED) & bit))
         __atomic_fetch_or(touched, bit, __ATOMIC_RELAXED);
 }
 
 static void count_global(struct worker *w, const struct request *r) {
-    uint64_t set[MAX_SECTORS];
-    int n = 0;
-    for (int i = 0; i < r->lanes; i++) n = add_sector(set, n, r->lane[i]->address / 32);
-    for (int i = 0; i < n; i++) count_sector(w, set[i], r->lane[0]->kind);
-    if (w->profiling) profile_global(w, r);
+    struct sectors s;
+    find_sectors(r, &s);
+    for (int i = 0; i < s.count; i++) count_sector(w, s.number[i], r->lane[0]->kind, s.times[i]);
+    if (w->profiling) profile_global(w, r, &s);
 }
 
 // ---- shared memory: wavefronts ---------------------------------------------------------------

@@ -120,18 +120,19 @@ static void touch(struct footprint *f, const struct access *a) {
     f->bytes[i] |= bytes;
 }
 
-static void count_footprint(struct row *r, const struct footprint *f) {
+static void count_footprint(struct row *r, const struct footprint *f, const struct sectors *s) {
     unsigned used = 0;
     for (int i = 0; i < f->sectors; i++) used += (unsigned)__builtin_popcount(f->bytes[i]);
     r->requests++;
-    r->cost += (unsigned)f->sectors;
+    for (int i = 0; i < s->count; i++)
+        if (s->number[i] * 32 >= r->start && s->number[i] * 32 < r->end) r->cost += s->times[i];
     r->ideal += (used + 31) / 32;
     r->used += used;
 }
 
 // Lanes of one request may follow pointers into different buffers. No sector lies in two of them,
 // so each buffer's part is counted in a row of its own, and the sectors still add up.
-void profile_global(struct worker *w, const struct request *request) {
+void profile_global(struct worker *w, const struct request *request, const struct sectors *s) {
     uint32_t left = UINT32_MAX >> (32 - request->lanes);
     while (left) {
         struct row *r = row_of(w, request->lane[__builtin_ctz(left)]);
@@ -143,7 +144,7 @@ void profile_global(struct worker *w, const struct request *request) {
             r->lanes++;
             left &= ~(1u << i);
         }
-        count_footprint(r, &f);
+        count_footprint(r, &f, s);
     }
 }
 
@@ -155,14 +156,15 @@ void profile_shared(struct worker *w, const struct request *request, int wavefro
     r->ideal += (unsigned)ideal;
 }
 
-// A TMA copy is one thread's, and asks for all bytes of its box.
-void profile_box(struct worker *w, const void *global, size_t bytes, int kind, uint32_t pc) {
+// A TMA copy is one thread's.
+void profile_box(struct worker *w, const void *global, size_t bytes, uint64_t sectors, int kind,
+                 uint32_t pc) {
     struct access a = {
         .address = (uintptr_t)global, .pc = pc, .kind = (uint8_t)kind, .space = GLOBAL};
     struct row *r = row_of(w, &a);
     r->requests++;
     r->lanes++;
-    r->cost += (bytes + 31) / 32;
+    r->cost += sectors;
     r->ideal += (bytes + 31) / 32;
     r->used += bytes;
 }

@@ -125,7 +125,7 @@ static void come_to_rest(struct worker *w, struct thread *t) {
     meter_warp(w, warp);
     for (int i = 0; i < warp->size; i++) {
         struct thread *lane = warp->lane[i];
-        if (!lane->log_full || lane->log_next == lane->log_end) continue;
+        if (!lane->log_full || lane->log_next >= lane->log_end) continue;
         lane->log_full = false;
         make_ready(lane);
     }

@@ -22,29 +22,19 @@
 // What the simulator keeps in a CUtensorMap's 128 bytes.
 struct map {
     uint64_t magic;
-    char *base;
-    uint64_t size[TENSOR_MAX_RANK], stride[TENSOR_MAX_RANK];
-    uint16_t box[TENSOR_MAX_RANK];
-    uint8_t element_bytes, rank, swizzle;
+    struct tensor_box tensor; // above its rank with one element, and 0 bytes to the next
 };
 _Static_assert(sizeof(struct map) <= 128, "the size of a CUtensorMap");
 static const uint64_t magic = 0x70616d726f736e65; // "ensormap"
 
 bool tensor_map_encode(const struct tensor_box *t, void *out, char *why, size_t why_size) {
     if (!tensor_box_check(t, why, why_size)) return false;
-    struct map m = {.magic = magic,
-                    .base = (char *)t->base,
-                    .element_bytes = (uint8_t)t->element_bytes,
-                    .rank = (uint8_t)t->rank,
-                    .swizzle = (uint8_t)t->swizzle};
+    struct map map = {.magic = magic, .tensor = *t};
+    struct tensor_box *m = &map.tensor;
+    m->stride[0] = (uint64_t)t->element_bytes;
+    for (int i = t->rank; i < TENSOR_MAX_RANK; i++) m->size[i] = m->box[i] = 1, m->stride[i] = 0;
     uint64_t extent = (uint64_t)t->element_bytes;
-    for (int i = 0; i < TENSOR_MAX_RANK; i++) { // what is above the rank has one element
-        bool real = i < t->rank;
-        m.size[i] = real ? t->size[i] : 1;
-        m.box[i] = (uint16_t)(real ? t->box[i] : 1);
-        m.stride[i] = i == 0 ? m.element_bytes : real ? t->stride[i] : 0;
-        extent += (m.size[i] - 1) * m.stride[i];
-    }
+    for (int i = 0; i < t->rank; i++) extent += (m->size[i] - 1) * m->stride[i];
     const struct buffer *b = &sim_buffer[sim_buffer_at((uintptr_t)t->base)];
     uint64_t offset = (uintptr_t)t->base - b->start;
     if (!b->live || offset + extent > b->size)
@@ -53,15 +43,15 @@ bool tensor_map_encode(const struct tensor_box *t, void *out, char *why, size_t 
             "tensor map: the tensor takes %llu bytes from its base, and the device's buffer "
             "has %llu from there",
             (unsigned long long)extent, (unsigned long long)(b->live ? b->size - offset : 0));
-    memcpy(out, &m, sizeof m);
+    memcpy(out, &map, sizeof map);
     return true;
 }
 
 // ---- one copy -----------------------------------------------------------------------------------
 
 struct box {
-    struct box *next; // in the block's list, oldest first
-    struct map map;   // a copy: the thread that started it may have exited
+    struct box *next;      // in the block's list, oldest first
+    struct tensor_box map; // a copy: the thread that started it may have exited
     int at[TENSOR_MAX_RANK];
     unsigned char *smem;
     size_t bytes;
@@ -74,12 +64,6 @@ struct box {
     unsigned char *data;      // the source, as it was when the store was started
 };
 
-static size_t box_bytes(const struct map *m) {
-    size_t bytes = m->element_bytes;
-    for (int i = 0; i < TENSOR_MAX_RANK; i++) bytes *= m->box[i];
-    return bytes;
-}
-
 // The part of one row of the box that lies in the tensor.
 struct part {
     char *global;
@@ -88,7 +72,7 @@ struct part {
 
 // Calls `f` for each row of the box that is at least partly in the tensor.
 static void each_part(const struct box *b, void (*f)(const struct box *, struct part)) {
-    const struct map *m = &b->map;
+    const struct tensor_box *m = &b->map;
     int64_t row = 0, i[TENSOR_MAX_RANK];
     int64_t first = b->at[0] < 0 ? -(int64_t)b->at[0] : 0; // in the row
     int64_t end = (int64_t)m->size[0] - b->at[0];
@@ -96,7 +80,7 @@ static void each_part(const struct box *b, void (*f)(const struct box *, struct 
     for (i[3] = 0; i[3] < m->box[3]; i[3]++)
         for (i[2] = 0; i[2] < m->box[2]; i[2]++)
             for (i[1] = 0; i[1] < m->box[1]; i[1]++, row++) {
-                char *global = m->base + (b->at[0] + first) * m->element_bytes;
+                char *global = (char *)m->base + (b->at[0] + first) * m->element_bytes;
                 bool inside = end > first;
                 for (int k = 1; k < TENSOR_MAX_RANK; k++) {
                     int64_t x = b->at[k] + i[k];
@@ -104,8 +88,8 @@ static void each_part(const struct box *b, void (*f)(const struct box *, struct 
                     global += x * (int64_t)m->stride[k];
                 }
                 if (!inside) continue;
-                size_t offset = (size_t)(row * m->box[0] + first) * m->element_bytes;
-                f(b, (struct part){global, offset, (size_t)(end - first) * m->element_bytes});
+                size_t offset = (size_t)((row * m->box[0] + first) * m->element_bytes);
+                f(b, (struct part){global, offset, (size_t)((end - first) * m->element_bytes)});
             }
 }
 
@@ -131,6 +115,17 @@ static void store_part(const struct box *b, struct part p) { move(b, b->data, p,
 
 // ---- starting one -------------------------------------------------------------------------------
 
+static size_t bytes_inside(const struct box *b) {
+    int64_t bytes = b->map.element_bytes;
+    for (int i = 0; i < b->map.rank; i++) {
+        int64_t first = b->at[i], end = first + b->map.box[i], size = (int64_t)b->map.size[i];
+        if (first < 0) first = 0;
+        if (end > size) end = size;
+        bytes *= end > first ? end - first : 0;
+    }
+    return (size_t)bytes;
+}
+
 static void count_part(const struct box *b, struct part p) {
     int kind = b->barrier ? SIM_TMA_LOAD : SIM_TMA_STORE;
     uintptr_t from = (uintptr_t)p.global;
@@ -140,18 +135,21 @@ static void count_part(const struct box *b, struct part p) {
                           __ATOMIC_RELAXED);
 }
 
-// Whole boxes, also what lies outside of the tensor: so count an H200's counters (loads).
+// What is outside of the tensor is loaded, too (as zeros), and not stored.
 static void count(const struct box *b) {
     struct worker *w = sim_worker;
     int kind = b->barrier ? SIM_TMA_LOAD : SIM_TMA_STORE;
+    size_t bytes = b->barrier ? b->bytes : bytes_inside(b);
+    uint64_t moved = b->barrier ? tma_load_bytes(&b->map, b->at) : tma_store_bytes(&b->map, b->at);
     struct traffic *t = &w->tally.buffer[sim_buffer_at((uintptr_t)b->map.base)];
-    t->bytes[kind] += b->bytes;
-    t->sectors[kind] += (b->bytes + 31) / 32;
+    t->bytes[kind] += bytes;
+    t->sectors[kind] += moved / 32;
     each_part(b, count_part);
-    if (w->profiling) profile_box(w, b->map.base, b->bytes, kind, b->pc);
+    if (w->profiling) profile_box(w, b->map.base, bytes, moved / 32, kind, b->pc);
 }
 
-static struct map map_of(const void *map, int rank, const char *what, struct sim_place place) {
+static struct tensor_box map_of(const void *map, int rank, const char *what,
+                                struct sim_place place) {
     struct map m;
     memcpy(&m, map, sizeof m);
     if (m.magic != magic)
@@ -159,10 +157,10 @@ static struct map map_of(const void *map, int rank, const char *what, struct sim
             "%s at %s:%d: not a tensor map; tensor_map_encode() makes one, and the kernel takes "
             "it as `const __grid_constant__ CUtensorMap`",
             what, place.file, place.line);
-    if (rank && m.rank != rank)
+    if (rank && m.tensor.rank != rank)
         sim_fail("%s at %s:%d: the tensor map has %d dimensions, not %d", what, place.file,
-                 place.line, m.rank, rank);
-    return m;
+                 place.line, m.tensor.rank, rank);
+    return m.tensor;
 }
 
 static void check_place(const struct box *b, const char *what) {
@@ -181,7 +179,7 @@ static void check_place(const struct box *b, const char *what) {
 static struct box *start(struct box b, const char *what, const int at[]) {
     struct sm90 *s = sm90_use();
     for (int i = 0; i < b.map.rank; i++) b.at[i] = at[i];
-    b.bytes = box_bytes(&b.map);
+    b.bytes = tensor_box_bytes(&b.map);
     b.thread = sim_worker->self;
     b.step = sim_worker->step;
     check_place(&b, what);
