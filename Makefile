@@ -15,8 +15,8 @@ TEST_ON  := $(or $(DEVICE),sim)
 # The GPU if this machine can build for one and has one, else the simulator.
 HAS_GPU  := $(if $(NVCC),$(shell nvidia-smi -L 2>/dev/null))
 DEVICE   ?= $(if $(HAS_GPU),gpu,sim)
-# For this machine's card; without a card, for all that the steps run on.
-ARCH     ?= $(if $(HAS_GPU),native,75 80 86 89 90)
+# For this machine's card; without a card, for all that the steps run on (sm_86 and sm_89 run sm_80's code).
+ARCH     ?= $(if $(HAS_GPU),native,75 80 90)
 STEP     ?=
 ARGS     ?=
 

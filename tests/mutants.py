@@ -38,7 +38,8 @@ A survivor means that a test is missing.
 With --check before the lists, nothing is compiled or run: do the old texts still occur in the files,
 each once? `make test` asks so, and a change to a kernel takes its mutants along.
 
-AT_A_TIME=1 in the environment tries one mutant at a time instead of two.
+AT_A_TIME=1 in the environment tries one mutant at a time instead of two. PART=2/3 tries every third one, from the
+second on: CI has no time for all, and takes another part with each commit.
 """
 import os
 import re
@@ -54,6 +55,7 @@ from pathlib import Path
 BUILD = os.environ.get("BUILD", "build")
 TESTS = "@(kernels/all_are_right*|step*/*)"
 AT_A_TIME = int(os.environ.get("AT_A_TIME", 2))
+PART = os.environ.get("PART") or "1/1"
 # A make or a test that runs inside `make mutants` is no part of it.
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
 
@@ -231,6 +233,14 @@ def check(paths):
     sys.exit("\n".join(complaints) or 0)
 
 
+def part_of(mutants):
+    """Those of PART."""
+    part, _, parts = PART.partition("/")
+    if not part.isdigit() or not parts.isdigit() or not 1 <= int(part) <= int(parts):
+        raise ListError(f"PART={PART}: should be 1/3, 2/3 or 3/3, or of another number of parts")
+    return mutants[int(part) - 1::int(parts)]
+
+
 def main():
     if not sys.argv[1:] or sys.argv[1:] == ["--check"]:
         sys.exit("usage: python3 tests/mutants.py [--check] LIST...")
@@ -238,7 +248,7 @@ def main():
         check(sys.argv[2:])
     start, passed, failed = time.monotonic(), 0, 0
     try:
-        mutants = [m for path in sys.argv[1:] for m in read_list(path)]
+        mutants = part_of([m for path in sys.argv[1:] for m in read_list(path)])
         limit = {of: 10 + 10 * time_without_fault(*of) for of in {m.tried_in() for m in mutants}}
     except (ListError, OSError) as error:
         sys.exit(f"{error}\n0 passed, 1 failed")

@@ -401,11 +401,12 @@ static void expect_right(int number, const struct attn_problem *p) {
 }
 
 // Whether a tile needs a mask is decided by one of its elements, for 16 rows or more: with the last
-// key, or the last one that the first row sees, one before the last of a tile, and the last.
+// key, or the last one that the first row sees, one before the last of a tile, and the last. 112
+// are for the mask alone: the first row sees so many of 128, where K ends with a tile.
 Test(step05, masks_every_tile_that_needs_it) {
-    static const int keys[] = {63, 64, 127, 128};
+    static const int keys[] = {63, 64, 112, 127, 128};
     for (int number = LEAN; number < KERNELS; number++)
-        for (int n = 0; n < 4 && kernel(number); n++) {
+        for (int n = 0; n < 5 && kernel(number); n++) {
             struct attn_problem p = problem(number, 17, keys[n], 64);
             expect_right(number, &p);
             p.seqlen_k += p.seqlen_q - 1, p.causal = true;
