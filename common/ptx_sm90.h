@@ -156,6 +156,25 @@ PTX void fence_proxy_async() { asm volatile("fence.proxy.async;" ::: "memory"); 
 PTX void fence_proxy_async() { sim_fence_proxy_async(); }
 #endif
 
+// ---- fragments to shared memory: stmatrix -------------------------------------------------------
+//
+// PTX ISA, "Warp-level matrix instructions: stmatrix". The way back of ldmatrix_x4 (ptx.h): r[m] of
+// all lanes is matrix m, 8 rows of 8 16-bit elements, of which lane l has columns 2 (l % 4) and the
+// next of row l / 4; lane 8 m + i says where row i of matrix m goes, 16 bytes at a multiple of 16.
+
+#ifdef __CUDACC__
+PTX void stmatrix_x4(void *smem_row, const uint32_t (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     smem_address(smem_row)),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+#else
+PTX void stmatrix_x4(void *smem_row, const uint32_t (&r)[4], SIM_HERE) {
+    sim_stmatrix_x4(smem_row, r, SIM_PLACE);
+}
+#endif
+
 // ---- TMA: whole boxes of a tensor ---------------------------------------------------------------
 //
 // PTX ISA, "cp.async.bulk.tensor". The map comes from tensor_map_encode() (tensor_map.h), as an
@@ -284,7 +303,8 @@ template <int Pending> PTX void tma_store_wait(SIM_HERE) {
 // The compiler knows nothing of work that goes on after an instruction. It must not store to the
 // registers behind the fence what stands before it in the source, nor use before the wait what
 // stands behind. So the fence and the wait are told which arrays they are about; the empty asm
-// makes each element look used and changed at that place.
+// makes each element look used and changed at that place. Tell the wait of an A in registers, too:
+// what is used there is not given away before.
 
 #ifdef __CUDACC__
 PTX void wgmma_tie(float &element) { asm volatile("" : "+f"(element)::"memory"); }
@@ -306,19 +326,22 @@ template <int Pending, class... Arrays> PTX void wgmma_wait(Arrays &...arrays) {
 template <class... Arrays> PTX void wgmma_fence(Arrays &...) { sim_wgmma_fence(); }
 PTX void wgmma_commit(SIM_HERE) { sim_wgmma_commit(SIM_PLACE); }
 // With the place of the call, which stands behind all other parameters: up to three arrays.
+template <int Size> PTX void sim_wgmma_told(float (&d)[Size], sim_place place) {
+    sim_wgmma_expect_complete(d, place);
+}
+template <int Size> PTX void sim_wgmma_told(uint32_t (&)[Size][4], sim_place) {} // A: only read
 template <int Pending> PTX void wgmma_wait(SIM_HERE) { sim_wgmma_wait(Pending, SIM_PLACE); }
-template <int Pending, int I> PTX void wgmma_wait(float (&d)[I], SIM_HERE) {
+template <int Pending, class X> PTX void wgmma_wait(X &x, SIM_HERE) {
     sim_wgmma_wait(Pending, SIM_PLACE);
-    sim_wgmma_expect_complete(d, SIM_PLACE);
+    sim_wgmma_told(x, SIM_PLACE);
 }
-template <int Pending, int I, int J> PTX void wgmma_wait(float (&d)[I], float (&e)[J], SIM_HERE) {
-    wgmma_wait<Pending>(d, file, line);
-    sim_wgmma_expect_complete(e, SIM_PLACE);
+template <int Pending, class X, class Y> PTX void wgmma_wait(X &x, Y &y, SIM_HERE) {
+    sim_wgmma_wait(Pending, SIM_PLACE);
+    sim_wgmma_told(x, SIM_PLACE), sim_wgmma_told(y, SIM_PLACE);
 }
-template <int Pending, int I, int J, int K>
-PTX void wgmma_wait(float (&d)[I], float (&e)[J], float (&f)[K], SIM_HERE) {
-    wgmma_wait<Pending>(d, e, file, line);
-    sim_wgmma_expect_complete(f, SIM_PLACE);
+template <int Pending, class X, class Y, class Z> PTX void wgmma_wait(X &x, Y &y, Z &z, SIM_HERE) {
+    sim_wgmma_wait(Pending, SIM_PLACE);
+    sim_wgmma_told(x, SIM_PLACE), sim_wgmma_told(y, SIM_PLACE), sim_wgmma_told(z, SIM_PLACE);
 }
 #endif
 
@@ -358,6 +381,12 @@ PTX uint64_t wgmma_k_major(const void *smem_tile) {
 }
 PTX uint64_t wgmma_mn_major(const void *smem_tile, int panel_bytes) {
     return wgmma_descriptor(smem_tile, panel_bytes, 1024, SWIZZLE_128B);
+}
+// The same matrix `bytes` further on: the next step along k, the next panel. One addition to the
+// lower half, where the address is: cheaper than a new descriptor, and wgmma needs one for each
+// step.
+PTX uint64_t wgmma_moved(uint64_t descriptor, int bytes) {
+    return (descriptor & ~0xffffffffull) | ((uint32_t)descriptor + (uint32_t)(bytes >> 4));
 }
 
 enum wgmma_major { K_MAJOR, MN_MAJOR };

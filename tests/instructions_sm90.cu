@@ -126,6 +126,18 @@ __global__ void __launch_bounds__(384, 1) roles(uint32_t *out) { // [12]
     if (threadIdx.x % 32 == 0) out[threadIdx.x / 32] = __popc(elected);
 }
 
+// ---- stmatrix -----------------------------------------------------------------------------------
+
+// Row i of matrix m goes to piece 31 - (8 m + i) of shared memory, and all of that to HBM.
+__global__ void stmatrix(const uint32_t (*in)[32], uint4 *out) { // [matrix][lane]; 32 pieces
+    int lane = threadIdx.x;
+    uint32_t r[4] = {in[0][lane], in[1][lane], in[2][lane], in[3][lane]};
+    uint4 *pieces = reinterpret_cast<uint4 *>(smem);
+    stmatrix_x4(&pieces[31 - lane], r);
+    __syncwarp(); // other lanes' rows
+    out[lane] = pieces[lane];
+}
+
 // ---- wgmma --------------------------------------------------------------------------------------
 
 // D[64 x N] = A[64 x 64] B[64 x N], in 4 steps along k. A operand is K-major if its k are
@@ -143,8 +155,8 @@ __device__ inline void load_swizzled(const CUtensorMap *map, uint64_t *bar, unsi
             tma_load_2d(to + p * 64 * 128, map, bar, 64 * p, 0);
 }
 __device__ inline uint64_t swizzled(const unsigned char *tile, int step, bool mn_major) {
-    return mn_major ? wgmma_mn_major(tile + step * 16 * 128, 64 * 128)
-                    : wgmma_k_major(tile + step * 16 * 2);
+    return mn_major ? wgmma_moved(wgmma_mn_major(tile, 64 * 128), step * 16 * 128)
+                    : wgmma_moved(wgmma_k_major(tile), step * 16 * 2);
 }
 
 // Without swizzling: columns of 8 elements, 16 bytes a row; 8 rows make the unit that wgmma reads.
@@ -374,6 +386,10 @@ const struct {
          LAUNCH(named_ring, 1, 64, 0, (const uint32_t *)in, (uint32_t *)out);
      }},
     {"roles", [](const void *, void *out) { LAUNCH(roles, 1, 384, 0, (uint32_t *)out); }},
+    {"stmatrix",
+     [](const void *in, void *out) {
+         LAUNCH(stmatrix, 1, 32, 512, (const uint32_t(*)[32])in, (uint4 *)out);
+     }},
     {"pipeline", run_pipeline},
     // type, N, majors of A and B (k or m, n), swizzled or plain, or A from registers
     {"fp16 64 kk swizzled", run_product<64, __half, K_MAJOR, K_MAJOR, true>},

@@ -44,6 +44,13 @@ __global__ void used_before_the_barrier(float *b) {
     mbarrier_arrive(barrier(0)); //! used_before_the_barrier
     b[threadIdx.x] = 0;
 }
+// The warp that initialised it has met, the other one has not.
+__global__ void waited_for_before_the_barrier(float *b) {
+    if (threadIdx.x == 0) mbarrier_init(barrier(0), 1);
+    __syncwarp();
+    mbarrier_wait(barrier(0), 1); //! waited_for_before_the_barrier
+    b[threadIdx.x] = 0;
+}
 __global__ void not_fenced(MAP a) {
     if (threadIdx.x == 0) {
         mbarrier_init(barrier(0), 1);
@@ -227,6 +234,41 @@ __global__ void store_not_committed(MAP b) {
 __global__ void store_to_an_input(MAP a) {
     fill(0);
     if (threadIdx.x == 0) tma_store_2d(&a, tile(0), 0, 0); //! store_to_an_input
+}
+
+// ---- stmatrix -----------------------------------------------------------------------------------
+
+__global__ void matrix_row_in_hbm(float *b) {
+    uint32_t r[4] = {};
+    stmatrix_x4(b, r); //! matrix_row_in_hbm
+}
+__global__ void matrix_row_misaligned() {
+    uint32_t r[4] = {};
+    stmatrix_x4(smem + threadIdx.x * 136, r); //! matrix_row_misaligned
+}
+// The rows of a lane are given by others.
+__global__ void matrix_without_syncwarp(float *b) {
+    uint32_t r[4] = {};
+    stmatrix_x4(smem + threadIdx.x * 16, r);
+    b[threadIdx.x] = words(0)[threadIdx.x * 4 + 4]; //! matrix_without_syncwarp
+}
+__global__ void matrix_without_fence(MAP b) {
+    uint32_t r[4] = {};
+    for (int i = 0; i < TILE / 512; i++)
+        stmatrix_x4(tile(0) + i * 512 + threadIdx.x * 16, r); //! matrix_without_fence
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        tma_store_2d(&b, tile(0), 0, 0);
+        tma_store_commit();
+        tma_store_wait<0>();
+    }
+}
+// Rows of 128 bytes begin in the same bank; swizzled, in 8 different ones.
+__global__ void matrix_rows(float *b, bool swizzle) {
+    uint32_t r[4] = {};
+    int row = threadIdx.x, piece = swizzle ? row % 8 : 0;
+    stmatrix_x4(smem + row * 128 + piece * 16, r);
+    b[row] = 0;
 }
 
 // ---- wgmma --------------------------------------------------------------------------------------
@@ -528,6 +570,7 @@ entry named(const char *name, decltype(entry::run) run) { return {name, run}; }
 const entry kernels[] = {
     RUN(never_initialised, 64, b),
     RUN(used_before_the_barrier, 64, b),
+    RUN(waited_for_before_the_barrier, 64, b),
     RUN(not_fenced, 64, a),
     RUN(overwritten, 64, b),
     RUN(too_many_arrivals, 64),
@@ -551,6 +594,14 @@ const entry kernels[] = {
     RUN(store_not_waited_for, 64, c),
     RUN(store_not_committed, 64, c),
     RUN(store_to_an_input, 64, a),
+    RUN(matrix_row_in_hbm, 32, b),
+    RUN(matrix_row_misaligned, 32),
+    RUN(matrix_without_syncwarp, 32, b),
+    RUN(matrix_without_fence, 32, c),
+    named("matrix_rows_dense", [](CUtensorMap, CUtensorMap, const T *,
+                                  float *b) { LAUNCH(matrix_rows, 1, 32, 4096, b, false); }),
+    named("matrix_rows_swizzled", [](CUtensorMap, CUtensorMap, const T *,
+                                     float *b) { LAUNCH(matrix_rows, 1, 32, 4096, b, true); }),
     RUN(accumulators_read_at_once, 128, a, b),
     RUN(group_not_committed, 128, a, b),
     RUN(one_group_too_few, 128, a, b),

@@ -877,8 +877,8 @@ Test(cli, profile_does_not_need_the_source) {
 
 // What the kernel's lines of the profile add up to.
 struct sums {
-    long long load, store, atomic, conflicts; // bytes in sectors; wavefronts
-    long long wavefronts;
+    long long load, store, atomic, tma_load, tma_store; // bytes in sectors
+    long long wavefronts, conflicts;
 };
 
 static struct sums add_profile(const struct csv *c, const char *kernel) {
@@ -887,7 +887,11 @@ static struct sums add_profile(const struct csv *c, const char *kernel) {
         if (strcmp(cell(c, row, "kernel"), kernel)) continue;
         bool shared = !strcmp(cell(c, row, "memory"), "shared");
         const char *kind = cell(c, row, "kind");
-        long long *sum = *kind == 'l' ? &s.load : *kind == 's' ? &s.store : &s.atomic;
+        long long *sum = !strcmp(kind, "load")       ? &s.load
+                         : !strcmp(kind, "store")    ? &s.store
+                         : !strcmp(kind, "atomic")   ? &s.atomic
+                         : !strcmp(kind, "tma_load") ? &s.tma_load
+                                                     : &s.tma_store;
         cr_expect_eq(shared, !*cell(c, row, "sectors"), "row %d", row);
         cr_expect_eq(shared, !!*cell(c, row, "wavefronts"), "row %d", row);
         cr_expect_gt(atoi(cell(c, row, "line")), 0, "row %d", row);
@@ -918,6 +922,8 @@ Test(cli, profile_as_csv_adds_up) {
         expect_sum(runs, row, "asked_load", s.load);
         expect_sum(runs, row, "asked_store", s.store);
         expect_sum(runs, row, "asked_atomic", s.atomic);
+        expect_sum(runs, row, "asked_tma_load", s.tma_load);
+        expect_sum(runs, row, "asked_tma_store", s.tma_store);
         expect_sum(runs, row, "bank_conflicts", s.conflicts);
     }
     struct sums naive = add_profile(&profile, "naive");

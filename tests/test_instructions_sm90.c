@@ -200,6 +200,20 @@ Test(instructions_sm90, one_lane_of_each_warp_is_elected) {
     for (int warp = 0; warp < 12; warp++) cr_expect_eq(out[warp], 1, "warp %d", warp);
 }
 
+// ---- stmatrix -----------------------------------------------------------------------------------
+
+// Element (r, c) of a matrix is in lane 4 r + c / 2, in the lower half if c is even.
+Test(instructions_sm90, stmatrix_stores_rows_where_lanes_say) {
+    uint16_t in[4][32][2], out[32][8];
+    for (int i = 0; i < 256; i++) (&in[0][0][0])[i] = (uint16_t)(1000 + i);
+    run("stmatrix", in, sizeof in, out, sizeof out);
+    for (int m = 0; m < 4; m++)
+        for (int r = 0; r < 8; r++)
+            for (int c = 0; c < 8; c++)
+                cr_expect_eq(out[31 - (8 * m + r)][c], in[m][4 * r + c / 2][c % 2],
+                             "matrix %d, element (%d, %d)", m, r, c);
+}
+
 // ---- wgmma --------------------------------------------------------------------------------------
 
 enum { K = 64 };

@@ -47,6 +47,7 @@ static void expect_fault(const char *kernel, const char *words) {
 Test(sim_sm90, mbarriers) {
     expect_fault("never_initialised", "no mbarrier: mbarrier_arrive()");
     expect_fault("used_before_the_barrier", "race in shared memory on smem + 65536: atomic");
+    expect_fault("waited_for_before_the_barrier", "race in shared memory on smem + 65536: atomic");
     expect_fault("not_fenced", "fence missing: tma_load_2d()");
     expect_fault("overwritten", "mbarrier overwritten");
     expect_fault("initialised_twice", "smem + 65536 is one already");
@@ -93,6 +94,18 @@ Test(sim_sm90, stores) {
     expect_fault("store_not_waited_for", "TMA store not waited for");
     expect_fault("store_not_committed", "TMA store not waited for");
     expect_fault("store_to_an_input", "writes its input: tma_store_2d()");
+}
+
+Test(sim_sm90, matrices_to_shared_memory) {
+    expect_fault("matrix_row_in_hbm", "stmatrix_x4(): the row is not in shared memory");
+    expect_fault("matrix_row_misaligned", "misaligned: store");
+    expect_fault("matrix_without_syncwarp", "race in shared memory");
+    expect_fault("matrix_without_fence", "proxy fence missing: smem + 0");
+    run("matrix_rows_dense");
+    cr_expect_eq(counts.ideal_wavefronts, 4, "one for each matrix");
+    cr_expect_eq(counts.wavefronts, 32);
+    run("matrix_rows_swizzled");
+    cr_expect_eq(counts.wavefronts, 4);
 }
 
 Test(sim_sm90, products) {

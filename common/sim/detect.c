@@ -293,8 +293,10 @@ static void check_store(const struct event *e, struct cell *c) {
         fail_race(e, &c->load, c->load.atomic ? SIM_ATOMIC : SIM_LOAD);
     if (in_flight(e, c)) fail_in_flight(e, c);
     // A thread's plain store and then its own atomic: the store is what others must not race with.
-    bool stricter = !old && !c->store.atomic && atomic && c->store.thread == e->stamp.thread &&
-                    c->store.block == e->stamp.block && c->store.clock >= e->worker->barrier_clock;
+    // So it is with an mbarrier, whose only plain store is mbarrier_init's, whoever uses it first.
+    bool own = c->store.thread == e->stamp.thread || e->access->flags & UNCOUNTED;
+    bool stricter = !old && !c->store.atomic && atomic && own && c->store.block == e->stamp.block &&
+                    c->store.clock >= e->worker->barrier_clock;
     if (stricter) return;
     unsigned written = old ? 0 : c->store.written;
     c->store = e->stamp;

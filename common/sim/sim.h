@@ -63,6 +63,7 @@ void sim_cp_async_wait_all(void);    // and what is not committed yet
 // 1, 2 or 4 matrices of 8 x 8 16-bit elements from shared memory, and D = A B + D (tensor.c).
 void sim_ldmatrix(uint32_t *registers, int matrices, bool transposed, const void *row,
                   const char *what, struct sim_place);
+void sim_stmatrix_x4(void *row, const uint32_t registers[4], struct sim_place);
 void sim_mma_m16n8k16_fp16(float D[4], const uint32_t A[4], const uint32_t B[2], struct sim_place);
 void sim_mma_m16n8k16_bf16(float D[4], const uint32_t A[4], const uint32_t B[2], struct sim_place);
 float sim_exp2_approx(float);

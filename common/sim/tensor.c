@@ -51,6 +51,35 @@ void sim_ldmatrix(uint32_t *registers, int matrices, bool transposed, const void
     scheduler_whole_warp(load_matrices, &mine, what, place);
 }
 
+// ---- stmatrix -----------------------------------------------------------------------------------
+
+struct stmatrix {
+    const uint32_t *registers;
+    uint16_t *row; // 8 elements: row `lane % 8` of matrix `lane / 8`
+};
+
+static void store_matrices(void *const lanes[32], uint32_t mask) {
+    (void)mask;
+    for (int lane = 0; lane < 32; lane++)
+        for (int m = 0; m < 4; m++) {
+            const struct stmatrix *to = lanes[8 * m + lane / 4];
+            uint32_t pair = ((const struct stmatrix *)lanes[lane])->registers[m];
+            to->row[lane % 4 * 2] = (uint16_t)pair;
+            to->row[lane % 4 * 2 + 1] = (uint16_t)(pair >> 16);
+        }
+}
+
+// Each row counts as stored by the lane that gives its address.
+void sim_stmatrix_x4(void *row, const uint32_t registers[4], struct sim_place place) {
+    uint32_t pc = symbols_pc(__builtin_return_address(0));
+    if (!memory_is_shared(row))
+        sim_fail("stmatrix_x4(): the row is not in shared memory, at %s:%d", place.file,
+                 place.line);
+    memory_access(row, 16, SIM_STORE, 0, pc);
+    struct stmatrix mine = {registers, row};
+    scheduler_whole_warp(store_matrices, &mine, "stmatrix_x4()", place);
+}
+
 // ---- mma ----------------------------------------------------------------------------------------
 
 struct mma {
