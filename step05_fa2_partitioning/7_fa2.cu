@@ -265,10 +265,10 @@ __global__ void __launch_bounds__(tiling<D>::Threads, D == 256 ? 1 : 2)
     output<D> O = {};
     rows r[Blocks];
     //> lowest
-    // m starts at the lowest number whose product with c is still a number, and not at -infinity:
-    // c (-infinity - m) is then -infinity, a weight of 0, and no row has to be asked whether it has
-    // seen a key.
-    float lowest = c > 1 ? -FLT_MAX / c : -FLT_MAX;
+    // m starts at about the lowest number whose product with c is still a number, and not at
+    // -infinity: c (-infinity - m) is then -infinity, a weight of 0, and no row has to be asked
+    // whether it has seen a key. (The quotient is rounded: a little less, and c m stays a number.)
+    float lowest = c > 1 ? -0.999f * FLT_MAX / c : -FLT_MAX;
 #pragma unroll
     for (int b = 0; b < Blocks; b++)
         for (int half = 0; half < 2; half++) r[b].m[half] = lowest, r[b].l[half] = 0;
@@ -278,8 +278,8 @@ __global__ void __launch_bounds__(tiling<D>::Threads, D == 256 ? 1 : 2)
     int keys = keys_seen(s, i0 + Br), last = keys > 0 ? (keys - 1) / Bc * Bc : -1;
     const T *K_tile = K_hbm + (key + last) * d, *V_tile = V_hbm + (key + last) * d;
     start_copy<T, Br, D>(Q_smem, Q_hbm + row * d, d, false, s.Nq - i0);
+    //> loop
     if (keys > 0) start_copy<T, Bc, D>(K_smem, K_tile, d, !Cut, s.Nk - last);
-        //> loop
 #pragma unroll 1
     for (int j0 = last; j0 >= 0; j0 -= Bc) {
         cp_async_wait_all();
