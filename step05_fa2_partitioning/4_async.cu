@@ -23,7 +23,7 @@ constexpr int Warps = Br / 16, Threads = Warps * Lanes;
 
 //> start-copy
 // Starts copying `rows` rows of D elements, 8 elements a thread, and zeros for the rest of the
-// tile. The caller commits, and waits.
+// tile. The caller waits for them.
 template <class T, int D> __device__ static void start_copy(T *tile, const T *hbm, int rows) {
     for (int n = threadIdx.x; n < 64 * D / 8; n += Threads) {
         int r = n / (D / 8), c = n % (D / 8) * 8;

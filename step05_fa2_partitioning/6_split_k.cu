@@ -2,10 +2,11 @@
 //
 // The other way to share a tile: a warp has a quarter of its keys, and all of the block's queries.
 // This is FlashAttention-1's partition ("split-K" in the FlashAttention-2 paper, section 3.3). K
-// and V are then read once and Q by every warp; but every warp has an (m, l) for every query and an
-// O of all rows, made with its own keys, and in the end they have to be merged. Here that is done
-// once, after the last tile, by step02's merge; it takes registers for 64 rows of O in every warp,
-// of which there are enough only at d = 64.
+// and V are then read once and Q by every warp: in the loop that is less than in rung 5, 384 d
+// elements for 576 d. But every warp has an (m, l) for every query and an O of all rows, made with
+// its own keys. So the work for a row is done in four warps, and in the end what they have must be
+// merged: here once, after the last tile, by step02's merge. And it takes registers for 64 rows of
+// O in every warp, of which there are enough only at d = 64.
 //
 // Run:     make run ARGS="--kernel split-q,split-k,lean -d 64"     (in this folder)
 // Limits:  fp16, bf16; d = 64; forward only. A variant: for comparison.
@@ -23,7 +24,7 @@ constexpr int Blocks = Br / 16; // of 16 rows
 constexpr int Warps = Bc / 16, Threads = Warps * Lanes;
 
 // Starts copying `rows` rows of D elements, 8 elements a thread, and zeros for the rest of the
-// tile. The caller commits, and waits.
+// tile. The caller waits for them.
 template <class T, int D> __device__ static void start_copy(T *tile, const T *hbm, int rows) {
     for (int n = threadIdx.x; n < 64 * D / 8; n += Threads) {
         int r = n / (D / 8), c = n % (D / 8) * 8;
@@ -116,7 +117,7 @@ __device__ static void online_softmax(float (&S)[2][4], float (&O)[D / 8][4], ro
 // What the warps have of each row becomes one: all are brought to the largest m, and added up, one
 // warp after the other, in shared memory.
 template <int D> struct merged {
-    static constexpr int Pitch = D + 8; // 8 rows of 8 bytes: different banks
+    static constexpr int Pitch = D + 8; // half a warp stores 4 rows of 32 bytes: different banks
     float O[Br][Pitch], m[Warps][Br], l[Warps][Br];
 };
 

@@ -1,13 +1,15 @@
 // step05, rung 6: 32 queries a warp.
 //
-// The idea: how the warps of a block share the work decides how often shared memory is read. Every
-// warp here needs all of K and V of a tile; a fragment of them, once read, serves the 16 rows of Q
-// that the warp has. With 32 rows it serves two products instead of one, and K and V are read half
-// as often for each of them. Shared memory delivers 128 bytes a cycle; with 16 rows that feeds half
-// of what the matrix units of a Hopper card can do, with 32 all of it.
+// The idea: how the warps of a block share the work decides how often shared memory is read. Since
+// rung 2 every warp needs all of K and V of a tile, and a fragment of them, once read, serves the
+// 16 rows of Q that the warp has. With 32 rows it serves two products instead of one: K and V are
+// read half as often for each query. Shared memory delivers 128 bytes a cycle; with 16 rows that
+// feeds half of what the matrix units of a Hopper card can do, with 32 all of it.
 //
 // FlashAttention-1 split the keys between the warps instead ("split-K"), so that every warp has all
-// queries and an O of its own: --kernel split-k (6_split_k.cu) shows what that costs.
+// queries and an O of its own: --kernel split-k (6_split_k.cu) shows what that costs. It is not
+// reads in the loop: for each 64 queries and 64 keys they are 576 d elements in rung 5, 384 d in
+// split-k and 320 d here.
 //
 // New since rung 5: two blocks of 16 rows in every function; tiles of 128 queries.
 //
@@ -27,7 +29,7 @@ constexpr int Blocks = 2; // of 16 rows, for each warp
 constexpr int Warps = Br / 16 / Blocks, Threads = Warps * Lanes;
 
 // Starts copying `rows` rows of D elements, 8 elements a thread, and zeros for the rest of the
-// tile. The caller commits, and waits.
+// tile. The caller waits for them.
 template <class T, int Rows, int D>
 __device__ static void start_copy(T *tile, const T *hbm, int rows) {
     for (int n = threadIdx.x; n < Rows * D / 8; n += Threads) {

@@ -5,12 +5,16 @@
 //   two blocks on a multiprocessor   one buffer for K and one for V, not two of each: V is on its
 //                                    way during Q K^T, the next K during P V. While one block
 //                                    waits at a barrier, the other multiplies
+//   the last tile of keys first      only that one can end early: the others are copied without a
+//                                    test of their rows. The mask is behind a branch
+//   what a shape does not need       is not compiled: templates know if d < D, and if tiles are cut
 //   weights where they are used      P is made 16 keys at a time, right before its product with V:
 //                                    exponentials and products of different keys overlap
 //   addresses                        a lane's address in a tile is computed once; every fragment
 //                                    is that address with some bits flipped
 //   order of the blocks              with a causal mask the longest tiles of all heads come
 //                                    first, so that the last ones to start are short
+//   rows that have seen no key       m starts at a finite number, so that nobody has to ask
 //   O                                leaves through shared memory, 16 bytes a lane
 //   every d                          padded with zeros to 64, 128 or 256 on the chip
 //
@@ -70,7 +74,7 @@ __device__ static void start_copy(T *tile, const T *hbm, int d, bool whole, int 
 //> moved
 // Where a lane's fragment at (r, c) of a tile lies, for r a multiple of 16 and c of 16, when `at`
 // is where its fragment at (0, 0) lies. Rows that are 16 apart are swizzled alike; columns flip
-// bits.
+// bits, since each tile begins at a multiple of 128 bytes.
 template <class T, int D> __device__ static const T *moved(const T *at, int r, int c) {
     uintptr_t address = (uintptr_t)at ^ (c % 64 * sizeof(T));
     return (const T *)address + r * D + c / 64 * 64;
@@ -234,7 +238,8 @@ __device__ static void store(T *O_hbm, float *LSE_hbm, T *O_smem, const output<D
 }
 
 // What the compiler is told, because code that is not there costs no registers. Padded: d < D; if
-// not, it knows how far apart rows are. Cut: with a causal mask, or if K ends within a tile.
+// not, it knows how far apart rows are. Cut: with a causal mask, or if K ends within a tile. A
+// padded kernel always has the code for that, so there are three of each T and D, not four.
 // grid: B * H * ceil(Nq / Br) tiles of queries
 template <class T, int D, bool Padded, bool Cut>
 __global__ void __launch_bounds__(tiling<D>::Threads, D == 256 ? 1 : 2)
@@ -265,9 +270,9 @@ __global__ void __launch_bounds__(tiling<D>::Threads, D == 256 ? 1 : 2)
     output<D> O = {};
     rows r[Blocks];
     //> lowest
-    // m starts at about the lowest number whose product with c is still a number, and not at
+    // m starts at about the lowest number whose product with c is still finite, and not at
     // -infinity: c (-infinity - m) is then -infinity, a weight of 0, and no row has to be asked
-    // whether it has seen a key. (The quotient is rounded: a little less, and c m stays a number.)
+    // whether it has seen a key. (The quotient is rounded, so a little less: c m must stay finite.)
     float lowest = c > 1 ? -0.999f * FLT_MAX / c : -FLT_MAX;
 #pragma unroll
     for (int b = 0; b < Blocks; b++)
@@ -298,7 +303,7 @@ __global__ void __launch_bounds__(tiling<D>::Threads, D == 256 ? 1 : 2)
     }
     //< loop
     cp_async_wait_all(); // of a block without keys: Q has arrived for nothing
-
+    // After the barrier that is so for all threads' copies, and O may take the place of Q.
     __syncthreads();
     T *O_smem = Q_smem + first * D;
     store<T, D>(O_hbm + (row + first) * d, LSE_hbm + row + first, O_smem, O, r, s.Nq - i0 - first,

@@ -1,5 +1,5 @@
-// lean.h - the softmax of rungs 5 and 6: the same with less arithmetic. 5_lean.cu says what is
-// saved.
+// lean.h - the softmax of rungs 5 and 6: that of softmax.h with less arithmetic. 5_lean.cu says
+// what is saved.
 #ifndef STEP05_LEAN_H
 #define STEP05_LEAN_H
 
@@ -25,8 +25,8 @@ __device__ inline bool has_hidden(const shape &s, int i, int j) {
 }
 
 //> rows
-// What a lane knows of its two rows, g and g + 8. S is not scaled here, nor is m: all exponents are
-// powers of two, of c times the difference, where c = scale log2(e).
+// What a lane knows of its two rows, g and g + 8. S is not scaled here, nor is m: a weight is 2 to
+// the power of c (S - m), where c = scale log2(e).
 struct rows {
     float m[2] = {-INFINITY, -INFINITY}; // what the exponents of l and O are measured from
     float l[2] = {0, 0};                 // of the lane's own elements

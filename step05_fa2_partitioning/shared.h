@@ -15,8 +15,7 @@ namespace step05 {
 constexpr int Lanes = 32;
 constexpr int Bc = 64; // keys of a tile, in rungs 2 to 6
 
-// ---- rows
-// ------------------------------------------------------------------------------------------
+// ---- rows --------------------------------------------------------------------------------------
 
 __device__ inline float max_of_quad(float x) {
     x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
@@ -35,8 +34,7 @@ __host__ __device__ inline int keys_seen(const shape &s, int end) {
     return keys > 0 ? keys : 0;
 }
 
-// ---- the host's side
-// ---------------------------------------------------------------------------------
+// ---- the host's side ---------------------------------------------------------------------------
 
 // The rungs on the way take the two head dimensions that are common, the last one takes all. Rows:
 // of 16-bit elements that a block has in shared memory.

@@ -1,10 +1,9 @@
-// swizzle.h - tiles in shared memory without bank conflicts, and fragments from them (since rung
-// 3).
+// swizzle.h - since rung 3: tiles in shared memory without bank conflicts, and fragments from them.
 //
-// ldmatrix reads 8 rows of 16 bytes at a time. Rows of D elements start 128 or 256 bytes apart, all
-// in the same banks, so that the same 16 bytes of 8 rows would take 8 wavefronts. A swizzle moves
-// them about: the 16-byte chunk c of row r lies at place c ^ (r % 8) of its row. So the chunks c of
-// 8 rows in turn lie in 8 different places, which together are all 32 banks; and no byte more is
+// ldmatrix reads 8 rows of 16 bytes at a time. Rows of 64 elements, or of a multiple, all start in
+// the same banks, so that the same 16 bytes of 8 rows would take 8 wavefronts. A swizzle moves them
+// about: the 16-byte chunk c of row r lies at place c ^ (r % 8) of its row. So the chunks c of 8
+// rows in turn lie in 8 different places, which together are all 32 banks; and no byte more is
 // needed.
 #ifndef STEP05_SWIZZLE_H
 #define STEP05_SWIZZLE_H
@@ -24,7 +23,8 @@ template <int D> __device__ inline int swizzled(int r, int c) {
 }
 //< swizzled
 
-// The right operand of two neighbouring products: b0 and b1 of the first, then of the second.
+// What one ldmatrix_x4 brings a lane: a left operand, or the right operands of two neighbouring
+// products, b0 and b1 of the first, then of the second.
 struct fragment {
     uint32_t x[4];
 };
@@ -58,8 +58,7 @@ template <class T, int D> __device__ inline fragment values_operand(const T *til
 }
 //< fragments
 
-// ---- the products of a warp with 16 queries, for rungs 3 to 5
-// --------------------------------------
+// ---- the products of a warp with 16 queries, for rungs 3 to 5 ----------------------------------
 
 // S[16 x 64] = Q K^T for a warp's 16 queries, the rows of Q_smem from `first`.
 template <class T, int D>
