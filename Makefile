@@ -237,7 +237,7 @@ train: need-$(DEVICE) $(BUILD)/$(DEVICE)/train    ## one attention layer learns 
 	@$(BUILD)/$(DEVICE)/train $(ARGS)
 
 # With the Python that has PyTorch.
-peers: need-gpu $(BUILD)/gpu/kernels.so    ## the kernels beside FlashAttention-2 and cuDNN (needs PyTorch); ARGS="--kernels fa2"
+peers: need-gpu $(if $(HAS_GPU),$(BUILD)/gpu/kernels.so)    ## the kernels beside FlashAttention-2 and cuDNN (needs PyTorch); ARGS="--kernels fa2"
 	python3 tests/peers.py $(ARGS)
 
 list: $(BUILD)/sim/ladder   ## the kernels that there are

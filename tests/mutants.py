@@ -235,10 +235,11 @@ def check(paths):
 
 def part_of(mutants):
     """Those of PART."""
-    part, _, parts = PART.partition("/")
-    if not part.isdigit() or not parts.isdigit() or not 1 <= int(part) <= int(parts):
-        raise ListError(f"PART={PART}: should be 1/3, 2/3 or 3/3, or of another number of parts")
-    return mutants[int(part) - 1::int(parts)]
+    match = re.fullmatch("([0-9]+)/([0-9]+)", PART)
+    part, parts = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= part <= parts <= len(mutants):
+        raise ListError(f"PART={PART}: should be 1/3, 2/3 or 3/3, or of another number of parts, up to {len(mutants)}")
+    return mutants[part - 1::parts]
 
 
 def main():

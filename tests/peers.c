@@ -1,8 +1,8 @@
 // peers.c - the kernels as a library, so that peers.py can time them in one process with PyTorch.
 //
 // A rung is opened for a shape and then run on PyTorch's own tensors, given as device pointers.
-// Everything is launched on the default stream, which is PyTorch's as well. Nothing is checked or
-// measured here: peers.py does both.
+// Everything is launched on the default stream, which is PyTorch's as well. Results are not checked
+// here, and nothing is measured: peers.py does both.
 #include "machine.h"
 
 #include <stdio.h>
@@ -26,6 +26,8 @@ static const struct attn_kernel *find(const char *name) {
         if (!strcmp(attn_kernel_at(i)->name, name)) return attn_kernel_at(i);
     return NULL;
 }
+
+bool peers_has(const char *name) { return find(name); }
 
 void peers_close(struct peers_rung *rung) {
     for (int i = 0; i < ATTN_MAX_BUFFERS; i++)
@@ -64,6 +66,11 @@ struct peers_rung *peers_open(const char *name, const struct peers_shape *s, uns
     if ((passes & ~kernel->passes) || !(kernel->dtypes & 1u << p->dtype)) {
         snprintf(why, why_size, "%s does not have this pass, or not in %s", name,
                  attn_dtype_name(p->dtype));
+        goto fail;
+    }
+    if (machine.sm < kernel->least_sm || (kernel->exact_sm && machine.sm != kernel->exact_sm)) {
+        snprintf(why, why_size, "%s needs compute capability %.1f, this GPU has %.1f", name,
+                 0.1 * (kernel->exact_sm ? kernel->exact_sm : kernel->least_sm), 0.1 * machine.sm);
         goto fail;
     }
     if (attn_problem_check(p, why, why_size)) goto fail;

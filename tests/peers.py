@@ -17,15 +17,17 @@ import subprocess
 import sys
 import time
 
-try:
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-except ImportError:
-    sys.exit(print("peers.py needs PyTorch, and a GPU that it can use", file=sys.stderr) or 3)
-
 PASSES = {"forward": 1, "backward": 2}
-DTYPES = {"fp16": (1, torch.float16), "bf16": (2, torch.bfloat16)}
+DTYPES = {"fp16": 1, "bf16": 2}  # enum attn_dtype
+PEERS = ("fa2", "cudnn", "matmul")
 SQUARE = 8192  # of the matrix product
+MOST_ERROR = {"fp16": 1e-2, "bf16": 3e-2}  # relative: several times what rounding P and the results costs
+
+
+def refuse(why, status=2):
+    """One line, and out: 2, the value is wrong; 3, this machine cannot."""
+    print(f"peers.py: {why}", file=sys.stderr)
+    sys.exit(status)
 
 
 class Shape(ctypes.Structure):  # struct peers_shape of peers.c
@@ -33,10 +35,21 @@ class Shape(ctypes.Structure):  # struct peers_shape of peers.c
                 "batch heads kv_heads seqlen_q seqlen_k head_dim causal dtype".split()] + [("scale", ctypes.c_float)]
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        refuse(f"{message}; --help lists the options")
+
+
+def names(text):
+    return text.split(",")
+
+
+def numbers(text):
+    return [int(n) for n in text.split(",")]
+
+
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = lambda text: text.split(",")
-    numbers = lambda text: [int(n) for n in text.split(",")]
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", type=names, default=["build/gpu/kernels.so"])
     parser.add_argument("--kernels", type=names, default=["fa2"])
     parser.add_argument("--peers", type=names, default=["fa2"], help="fa2, cudnn, matmul")
@@ -51,7 +64,36 @@ def arguments():
     parser.add_argument("--reps", type=int, default=20, help="launches of one measurement")
     parser.add_argument("--pause", type=float, default=0.05, help="seconds before one")
     parser.add_argument("--csv", help="where the measurements go")
-    return parser.parse_args()
+    options = parser.parse_args()
+    for what, allowed in (("peers", PEERS), ("passes", PASSES)):
+        for name in getattr(options, what):
+            if name not in allowed:
+                refuse(f"{name}: there are {', '.join(allowed)}")
+    for what in ("dims", "lengths", "tokens", "hidden", "rounds", "reps"):
+        value = getattr(options, what)
+        if min(value if isinstance(value, list) else [value]) < 1:
+            refuse(f"--{what} {value}: must be at least 1")
+    if max(options.dims) > options.hidden:
+        refuse(f"--dims {max(options.dims)}: more than --hidden {options.hidden}")
+    if not set(options.causal) <= {0, 1}:
+        refuse(f"--causal {options.causal}: 0, 1 or 0,1")
+    return options
+
+
+def open_libraries(options):
+    """The libraries of kernels; all of them have all the kernels asked for."""
+    libraries = []
+    for path in options.library:
+        try:
+            library = ctypes.CDLL(os.path.abspath(path))
+        except OSError:
+            refuse(f"{path}: no library of kernels; make gpu builds build/gpu/kernels.so")
+        library.peers_has.restype = ctypes.c_bool
+        for name in options.kernels:
+            if not library.peers_has(name.encode()):
+                refuse(f"{path} has no kernel {name}; make list shows them")
+        libraries.append(library)
+    return libraries
 
 
 def seconds(run, options):
@@ -69,11 +111,17 @@ def seconds(run, options):
     return statistics.median(a.elapsed_time(b) for a, b in zip(events, events[1:])) * 1e-3
 
 
+def ask_card(what):
+    """What nvidia-smi knows of the card in use."""
+    card = getattr(torch.cuda.get_device_properties(0), "uuid", None)  # a recent PyTorch knows which
+    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
+    answer = subprocess.run(command + ([f"--id=GPU-{card}"] if card else []), capture_output=True, text=True)
+    return answer.stdout.split()[0] if answer.returncode == 0 and answer.stdout.split() else ""
+
+
 def clock():
     """SM clock now, in MHz. Read right after a measurement."""
-    answer = subprocess.run(["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"],
-                            capture_output=True, text=True).stdout.split()
-    return answer[0] if answer else ""
+    return ask_card("clocks.sm")
 
 
 class Cell:
@@ -83,7 +131,7 @@ class Cell:
         self.options, self.d, self.N, self.causal, self.what = options, d, N, causal, what
         self.B, self.H = max(1, options.tokens // N), options.hidden // d
         self.scale = d ** -0.5
-        dtype = DTYPES[options.dtype][1]
+        dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[options.dtype]
         make = lambda: torch.randn(self.B, self.H, N, d, device="cuda", dtype=dtype)
         self.Q, self.K, self.V, self.dO = make(), make(), make(), make()
         pairs = N * (N + 1) / 2 if causal else N * N
@@ -110,9 +158,9 @@ class Cell:
         for bh, answer in self.answers.items():
             for got, want in zip(outputs, answer[2:] if self.what == "backward" else answer):
                 got = got.reshape(self.B * self.H, *want.shape)[bh].double()
-                worst = max(worst, float((got - want).norm() / want.norm()))  # NaN: see below
                 if not torch.isfinite(got).all():
                     return float("inf")
+                worst = max(worst, float((got - want).norm() / want.norm()))
         return worst
 
 
@@ -146,16 +194,16 @@ def peer(name, cell):
 class Rung:
     """One of our kernels, opened for a cell."""
 
-    def __init__(self, path, name, cell):
-        self.cell, self.library = cell, ctypes.CDLL(os.path.abspath(path))
+    def __init__(self, library, name, cell):
+        self.cell, self.library = cell, library
         self.library.peers_open.restype = ctypes.c_void_p
-        dtype = DTYPES[cell.options.dtype][0]
+        dtype = DTYPES[cell.options.dtype]
         shape = Shape(cell.B, cell.H, cell.H, cell.N, cell.N, cell.d, cell.causal, dtype, cell.scale)
         why = ctypes.create_string_buffer(300)
         self.passes = PASSES["forward"] | PASSES[cell.what]
         self.handle = self.library.peers_open(name.encode(), ctypes.byref(shape), self.passes, why, 300)
         if not self.handle:
-            sys.exit(print(f"{name}: {why.value.decode()}", file=sys.stderr) or 2)
+            refuse(f"{name}: {why.value.decode()}")
         nan = lambda t: torch.full_like(t, torch.nan)
         self.O, self.LSE = nan(cell.Q), torch.full(cell.Q.shape[:3], torch.nan, device="cuda")
         self.gradients = [nan(t) for t in (cell.Q, cell.K, cell.V)] if cell.what == "backward" else []
@@ -179,12 +227,15 @@ class Rung:
         self.library.peers_close(ctypes.c_void_p(self.handle))
 
 
-def measure(cell, options, write):
+def measure(cell, options, libraries, write):
     """All rounds of one cell: the peers, then a kernel, the peers again, then the next."""
-    rungs = [(f"{name}@{n}" if n else name, Rung(path, name, cell))
-             for n, path in enumerate(options.library) for name in options.kernels]
+    rungs = [(f"{name}@{n}" if n else name, Rung(library, name, cell))
+             for n, library in enumerate(libraries) for name in options.kernels]
     peers = [(name, *peer(name, cell)) for name in options.peers]
     errors = [cell.error(rung.outputs()) for _, rung in rungs]
+    for (name, _), error in zip(rungs, errors):
+        if error > MOST_ERROR[options.dtype]:
+            refuse(f"{name} is wrong: d={cell.d} N={cell.N} causal={cell.causal}, error {error:.1e}", 1)
     ratios = {}
     for turn in range(options.rounds):
         for (name, rung), error in zip(rungs, errors):
@@ -204,14 +255,23 @@ def measure(cell, options, write):
 
 
 def main():
+    global torch, SDPBackend, sdpa_kernel
     options = arguments()
+    try:
+        import torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+    except ImportError:
+        refuse("needs PyTorch, and a GPU that it can use", 3)
     if not torch.cuda.is_available():
-        sys.exit(print("peers.py: PyTorch finds no GPU", file=sys.stderr) or 3)
+        refuse("PyTorch finds no GPU", 3)
+    libraries = open_libraries(options)
     torch.manual_seed(1)
-    driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-                            capture_output=True, text=True).stdout.strip()
-    out = open(options.csv, "w") if options.csv else None
-    stamp = [str(datetime.date.today()), f'"{torch.cuda.get_device_name()}"', driver, torch.__version__]
+    try:
+        out = open(options.csv, "w") if options.csv else None
+    except OSError as error:
+        refuse(f"--csv {options.csv}: {error.strerror}")
+    stamp = [str(datetime.date.today()), f'"{torch.cuda.get_device_name()}"', ask_card("driver_version"),
+             torch.__version__]
     command = '"' + " ".join(["tests/peers.py", *sys.argv[1:]]) + '"'
 
     def write(name, other, cell, turn, own, speed, mhz, error):
@@ -227,7 +287,7 @@ def main():
         for d in options.dims:
             for causal in options.causal:
                 for N in options.lengths:
-                    measure(Cell(options, d, N, causal, what), options, write)
+                    measure(Cell(options, d, N, causal, what), options, libraries, write)
 
 
 if __name__ == "__main__":

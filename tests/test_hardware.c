@@ -82,21 +82,27 @@ struct pattern {
 };
 enum { MOST_PATTERNS = 100 };
 
-static int read_patterns(FILE *f, struct pattern *p) {
-    char line[300];
-    int n = 0;
-    while (n < MOST_PATTERNS && fgets(line, sizeof line, f)) {
-        double *t = p[n].traffic;
-        n += sscanf(line, "\"%79[^\"]\",%lf,%lf,%lf,%lf,%lf,%lf,\"\"", p[n].name, t, t + 1, t + 2,
-                    t + 3, t + 4, &p[n].conflicts) == 7;
-    }
-    return n;
-}
-
 static const struct pattern *find(const struct pattern *p, int n, const char *name) {
     for (int i = 0; i < n; i++)
         if (!strcmp(p[i].name, name)) return &p[i];
     return NULL;
+}
+
+// Each line behind the heading is a pattern of its own, without a remark that something went wrong.
+static int read_patterns(FILE *f, struct pattern *p) {
+    char line[300];
+    int n = 0;
+    while (n < MOST_PATTERNS && fgets(line, sizeof line, f)) {
+        if (line[0] != '"') continue;
+        double *t = p[n].traffic;
+        int end = 0;
+        sscanf(line, "\"%79[^\"]\",%lf,%lf,%lf,%lf,%lf,%lf,\"\"\n%n", p[n].name, t, t + 1, t + 2,
+               t + 3, t + 4, &p[n].conflicts, &end);
+        cr_assert(end && !line[end], "'%s' is no pattern", line);
+        cr_assert_null(find(p, n, p[n].name), "%s: twice", p[n].name);
+        n++;
+    }
+    return n;
 }
 
 // The card's counter of conflicts does not see the stores of cp.async (sim/async.c).

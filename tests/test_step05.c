@@ -427,6 +427,28 @@ Test(step05, rows_without_keys_at_a_large_scale) {
         }
 }
 
+// Every logit is far below 0, and all are equal: O is the mean of V, whose rows are ones.
+static void expect_ones(int number, enum attn_dtype dtype, float q, bool causal) {
+    struct attn_problem p = problem(number, 20, 70, 64);
+    p.dtype = dtype, p.causal = causal;
+    struct inputs in = normal(&p);
+    for (uint64_t n = 0; n < attn_q_elements(&p); n++) in.Q[n] = q;
+    for (uint64_t n = 0; n < attn_kv_elements(&p); n++) in.K[n] = -q, in.V[n] = 1;
+    struct answer a = run_on(number, &p, &in);
+    for (uint64_t n = 0; n < attn_q_elements(&p); n++)
+        cr_assert_eq(a.O[n], 1, "--kernel %s: O is %g", names[number], a.O[n]);
+    free_answer(&a);
+    inputs_free(&in);
+}
+
+Test(step05, logits_far_below_zero) {
+    for (int number = TENSOR_CORES; number < KERNELS; number++)
+        for (int causal = 0; causal < 2 && kernel(number); causal++) {
+            expect_ones(number, ATTN_FP16, 40, causal);      // S = -102400
+            expect_ones(number, ATTN_BF16, 0x1p60f, causal); // S = -2^126
+        }
+}
+
 // Two tiles of queries or more for each of two heads: the block's number says which, in one order
 // without a mask and in another with it.
 Test(step05, every_block_has_its_tile_and_head) {
