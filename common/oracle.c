@@ -297,7 +297,7 @@ bool reference_make(const struct attn_problem *p, const struct inputs *in, struc
     double max_logit = out->max_logit;
     reference_free(out);
     return refuse(why, why_size,
-                  "fp32 is too small for these inputs (logits to %.3g): "
+                  "attention overflows fp32 on these inputs (logits to %.3g): "
                   "choose a smaller scale or smaller inputs",
                   max_logit);
 }

@@ -1033,6 +1033,24 @@ Test(oracle, an_overflowing_baseline_is_refused) {
     inputs_free(&in);
 }
 
+// Times log2(e), which is what kernels with powers of two have, a logit above 2.36e38 is infinite.
+Test(oracle, logits_that_overflow_in_powers_of_two_are_refused) {
+    static const float q[] = {2.3e38f, 2.4e38f};
+    struct attn_problem p = problem(1, 1, 1, 2, 8, false, ATTN_FP32);
+    struct inputs in = make(&p, DATA_NORMAL);
+    struct reference r;
+    char why[WHY] = "";
+    memset(in.Q, 0, 8 * sizeof *in.Q), memset(in.K, 0, 16 * sizeof *in.K);
+    for (int n = 0; n < 2; n++) {
+        in.Q[0] = q[n], in.K[0] = 1, p.scale = 1;
+        bool taken = reference_make(&p, &in, &r, why, sizeof why);
+        cr_expect_eq(taken, n == 0, "logit %g: %s", q[n], why);
+        if (taken) reference_free(&r);
+    }
+    expect_line(why, "overflows fp32");
+    inputs_free(&in);
+}
+
 // ---- the gradients -----------------------------------------------------------------------------
 
 static struct reference refer_both(const struct attn_problem *p, const struct inputs *in) {
