@@ -245,7 +245,8 @@ static void every_case(const struct attn_kernel *k, enum attn_dtype dtype) {
         right += outcome == RAN_RIGHT;
         wrong += outcome == RAN_WRONG;
     }
-    cr_expect(right + wrong || !machine.simulated,
+    // Of all cases, that is: a rung that takes d = 64 alone may have none in a part of them.
+    cr_expect(right + wrong || step > 1 || !machine.simulated,
               "--kernel %s --dtype %s takes none of the shapes", k->name, attn_dtype_name(dtype));
 }
 
