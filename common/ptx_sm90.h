@@ -181,8 +181,8 @@ PTX void stmatrix_x4(void *smem_row, const uint32_t (&r)[4], SIM_HERE) {
 // argument `const __grid_constant__ CUtensorMap`. x, y, … say where the box begins, in elements; it
 // may lie partly outside of the tensor: loads put zeros there, and count these, too; stores leave
 // it out (tma_load_bytes(), tma_store_bytes() in tensor_map.h), but on an H200 one from a negative
-// x ended as an illegal instruction. Shared memory is aligned to 128
-// bytes, with SWIZZLE_128B to 1024. One thread calls these.
+// x ended as an illegal instruction. Shared memory is aligned to 128 bytes, with SWIZZLE_128B to
+// 1024. One thread calls these.
 //
 // A load is complete when its bytes have arrived at the mbarrier. A store belongs to a group of its
 // thread, as cp.async's copies do, and is complete in two steps: when shared memory has been read

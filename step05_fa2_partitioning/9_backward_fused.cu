@@ -17,8 +17,8 @@
 //
 // New since rung 8: dQ.
 //
-// Run:     make run ARGS="--kernel fa2-deterministic,fa2-fused --pass both -d 64"   (in this
-// folder) Limits:  fp16, bf16.
+// Run:     make run ARGS="--kernel fa2-deterministic,fa2-fused --pass both -d 64"
+// Limits:  fp16, bf16.
 
 #include "fa2.h"
 #include "gradients.h"

@@ -223,8 +223,8 @@ static enum outcome expect_right(const struct attn_kernel *k, unsigned passes, b
     return worst;
 }
 
-// PART=2/3: of what comes after `make test` CI has no time for all, and takes another part with each
-// commit.
+// PART=2/3: of what comes after `make test` CI has no time for all, and takes another part with
+// each commit.
 static void choose_part(int *first, int *step) {
     const char *part = getenv("PART");
     *first = *step = 1;

@@ -40,8 +40,7 @@ static uint8_t lanes_at_word_of(const struct request *r, int lane) {
 
 // cp.async: does a lane before this one copy from the same line of HBM, 128 bytes, to the same
 // sector of shared memory? It is such pairs that count. So a copy from where no sector begins costs
-// more: a line fills three sectors of shared memory and halves of two others, and counts 5. So an
-// H200 counts every pattern of tests/count_instructions.cu (notes/results/h200_instructions.csv).
+// more: a line fills three sectors of shared memory and halves of two others, and counts 5.
 static bool is_counted_before(const struct request *r, int lane) {
     const struct access *a = r->lane[lane];
     for (int i = lane - 1; i >= 0; i--)
