@@ -302,8 +302,7 @@ static bool dump_all(const struct run *run, struct result *r) {
 
 // ---- one pass, and both -------------------------------------------------------------------------
 
-// Fills in why not, when this kernel cannot run this pass of the problem on this machine.
-static bool can_run(const struct attn_kernel *k, const struct attn_problem *p, struct result *r) {
+bool can_run(const struct attn_kernel *k, const struct attn_problem *p, struct result *r) {
     r->outcome = NOT_SUPPORTED;
     if (!(k->passes & r->pass)) {
         snprintf(r->why, sizeof r->why, "has no %s pass",

@@ -35,4 +35,8 @@ struct result {
 int run_kernel(const struct attn_kernel *kernel, struct prepared *in, unsigned passes, int repeat,
                const char *dump, struct result out[2]);
 
+// Can this kernel run r->pass of the problem, on the machine that the problem names? If not, fills
+// in r->outcome and r->why.
+bool can_run(const struct attn_kernel *k, const struct attn_problem *p, struct result *r);
+
 #endif

@@ -3,7 +3,7 @@
 // A rung is opened for a shape and then run on PyTorch's own tensors, given as device pointers.
 // Everything is launched on the default stream, which is PyTorch's as well. Results are not checked
 // here, and nothing is measured: peers.py does both.
-#include "machine.h"
+#include "run.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -63,18 +63,14 @@ struct peers_rung *peers_open(const char *name, const struct peers_shape *s, uns
     const struct attn_problem *p = &rung->problem;
     struct attn_buffer buffer[ATTN_MAX_BUFFERS];
     int buffers = 0;
-    if ((passes & ~kernel->passes) || !(kernel->dtypes & 1u << p->dtype)) {
-        snprintf(why, why_size, "%s does not have this pass, or not in %s", name,
-                 attn_dtype_name(p->dtype));
-        goto fail;
-    }
-    if (machine.sm < kernel->least_sm || (kernel->exact_sm && machine.sm != kernel->exact_sm)) {
-        snprintf(why, why_size, "%s needs compute capability %.1f, this GPU has %.1f", name,
-                 0.1 * (kernel->exact_sm ? kernel->exact_sm : kernel->least_sm), 0.1 * machine.sm);
-        goto fail;
-    }
     if (attn_problem_check(p, why, why_size)) goto fail;
-    if (kernel->supports && !kernel->supports(p, passes, why, why_size)) goto fail;
+    for (unsigned pass = ATTN_FORWARD; pass <= ATTN_BACKWARD; pass *= 2) {
+        static struct result r; // large
+        r.pass = pass;
+        if (!(passes & pass) || can_run(kernel, p, &r)) continue;
+        snprintf(why, why_size, "%s", r.why);
+        goto fail;
+    }
     if (kernel->buffers) buffers = kernel->buffers(p, buffer);
     for (int i = 0; i < buffers; i++) {
         if (!(buffer[i].passes & passes)) continue;
