@@ -38,10 +38,11 @@ CFLAGS   += $(SANITIZER)
 IS_CLANG := $(findstring clang,$(shell $(CXX) --version 2>/dev/null))
 
 # How kernels are compiled for the simulator: so that each access and each basic block calls a hook
-# (common/sim/memory.c), and so that the code stays in the order of the source.
+# (common/sim/memory.c), and so that the code stays in the order of the source. DWARF 4 for clang: of its
+# version 5 binutils' addr2line does not unfold the inlined functions, and a profile names the wrong lines.
 SIM_gcc    := -O1 -fno-tree-loop-im -fno-thread-jumps -fno-tree-dominator-opts -fno-extern-tls-init -fno-reorder-blocks --param tsan-instrument-func-entry-exit=0 \
               -fsanitize-coverage=trace-pc
-SIM_clang  := -O1 -Wno-pass-failed -fno-vectorize -fno-slp-vectorize -mllvm -disable-vector-combine \
+SIM_clang  := -O1 -gdwarf-4 -Wno-pass-failed -fno-vectorize -fno-slp-vectorize -mllvm -disable-vector-combine \
               -mllvm -disable-loop-idiom-all -mllvm -licm-mssa-optimization-cap=0 \
               -mllvm -simplifycfg-max-small-block-size=0 \
               -mllvm -tsan-instrument-read-before-write \

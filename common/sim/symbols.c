@@ -203,13 +203,15 @@ static FILE *start_addr2line(const uint32_t *pc, int count) {
     return f;
 }
 
-static bool in_simulator(const char *line) {
-    return strstr(line, "common/sim/cuda.h") || strstr(line, "common/ptx");
+// The simulator's own headers, ptx.h, and ":?": code that the compiler made of two lines, and which
+// has none any more (clang does that).
+static bool is_no_place_in_the_kernel(const char *line) {
+    return strstr(line, "common/sim/cuda.h") || strstr(line, "common/ptx") || strstr(line, ":?");
 }
 
 // Binutils' addr2line reads the debug information. With -a the answer for each pc begins with the
-// number itself; -i unfolds inlined functions, innermost first, and the first that is not in the
-// simulator's own headers or in ptx.h is where the kernel stands.
+// number itself; -i unfolds inlined functions, innermost first, and the first that is a place in the
+// kernel's source is where the kernel stands.
 void symbols_places(const uint32_t *pc, int count, struct place *out) {
     char line[sizeof out->text];
     int i = -1;
@@ -218,7 +220,7 @@ void symbols_places(const uint32_t *pc, int count, struct place *out) {
     while (f && fgets(line, sizeof line, f)) {
         if (!strncmp(line, "0x", 2))
             i++;
-        else if (i >= 0 && i < count && (!out[i].text[0] || in_simulator(out[i].text)))
+        else if (i >= 0 && i < count && (!out[i].text[0] || is_no_place_in_the_kernel(out[i].text)))
             memcpy(out[i].text, line, sizeof line);
     }
     if (f) pclose(f);
