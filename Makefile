@@ -79,7 +79,7 @@ TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(filter-out tests/count_instructio
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
 
 .PHONY: all sim gpu run train peers diff test test-sim test-programs test-gpu need-gpu need-sim test-full test-more test-shapes test-sanitized test-clang \
-        mutants fill book sram wavefronts registers curves plots deps help list clean bench-sim gallery format numpy-cases
+        mutants fill book sram wavefronts registers curves timelines plots deps help list clean bench-sim gallery format numpy-cases
 .DELETE_ON_ERROR:
 all: sim gpu                ## build everything that this machine can build
 
@@ -264,6 +264,7 @@ test: test-$(TEST_ON)       ## all tests, on the simulator; DEVICE=gpu: the kern
 
 test-sim: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants numpy-cases
 	$(if $(filter build,$(BUILD)),$(PYTHON) notes/fill.py --check $(PAGES))
+	$(if $(filter build,$(BUILD)),$(PYTHON) notes/timeline.py --check)
 	$(PYTHON) notes/book.py --check
 	$(PYTHON) notes/plots.py --check
 	$(PYTHON) notes/plot_training.py --check
@@ -344,6 +345,9 @@ registers: $(wildcard $(call step_dir,05)/*.cu)    ## count the registers of ste
 	      /Function/ { split($$0, part, /::|<|>/); a = part[3]; type = a ~ /half/ ? "fp16" : a ~ /bfloat/ ? "bf16" : "fp32" } \
 	      /REG:/ && a !~ /true/ { gsub(/__nv_bfloat16|__half|false|[, ]/, "", a); gsub(/[A-Z]+:/, ""); \
 	        print name "," type "," a "," $$1 "," ($$2 > 0) }'; done; } >notes/results/registers_sm90.csv
+
+timelines: $(BUILD)/sim/step06    ## draw what step06's blocks do in the simulator, notes/figures/timeline_*.svg
+	$(PYTHON) notes/timeline.py
 
 plots:                      ## draw the figures that show results, notes/figures/bytes_against_M.svg, training.svg
 	$(PYTHON) notes/plots.py
