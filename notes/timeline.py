@@ -30,10 +30,10 @@ WAITS = {"__syncthreads()": "meeting", "setmaxnreg_inc()": "meeting", "mbarrier_
 # ---- the log -------------------------------------------------------------------------------------
 
 
-def log_of(kernel, options=None):
+def log_of(kernel):
     """The rows of block 0, of one run."""
     with tempfile.NamedTemporaryFile(mode="r") as file:
-        command = f"{STEP06} {options or RUNGS[kernel]} --kernel {kernel} --fast --timeline {file.name}"
+        command = f"{STEP06} {RUNGS[kernel]} --kernel {kernel} --fast --timeline {file.name}"
         done = subprocess.run(command.split(), capture_output=True, text=True)
         if done.returncode:
             sys.exit(f"{command}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
@@ -42,6 +42,9 @@ def log_of(kernel, options=None):
 
 def block_0(file):
     rows = [row for row in csv.DictReader(file) if row["block"] == "0"]
+    shapes = {row["what"] for row in rows if row["event"] == "product"}
+    if shapes != {"m64n128k16", "m64n64k16"} or kernel_of(rows[-1:]) not in BUFFERS:
+        sys.exit("timeline.py draws step06's rungs in 16 bits, one kernel in a log, with d = 64")
     last = max((row["launch"] for row in rows), default="")    # a launch before it may clear a counter
     return [{**row, "from": int(row["from"]), "to": int(row["to"])} for row in rows if row["launch"] == last]
 
