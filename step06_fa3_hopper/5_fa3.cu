@@ -31,16 +31,19 @@ using namespace step06;
 
 constexpr unsigned Stages = 2; // buffers for K, and for V
 
-// What is compiled for. d is padded to D, and a block has so many warpgroups of consumers. The
-// registers are what wgmma's accumulators need, and what a multiprocessor has.
+// What is compiled for. d is padded to D.
 //> tiling
-template <int Columns, bool Mask, int Warpgroups, int Keys> struct tiling {
-    static constexpr int D = Columns, Consumers = Warpgroups, Br = Consumers * Rows, Bc = Keys;
+template <int Columns, bool Mask> struct tiling {
+    static constexpr int D = Columns;
     static constexpr bool Causal = Mask;
+    // With few columns the products are short, and a third warpgroup fills the gaps that
+    // exponentials leave. Registers for that are there when O has 64 columns.
+    static constexpr int Consumers = D == 64 ? 3 : 2;
+    static constexpr int Br = Consumers * Rows, Bc = D == 256 ? 80 : 128;
     static constexpr unsigned QStages = D == 256 ? 1 : 2; // buffers for Q that fit beside K and V
     static constexpr int Threads = (1 + Consumers) * Warpgroup;
     static constexpr int ProducerRegisters = Consumers == 3 ? 32 : 24;
-    static constexpr int ConsumerRegisters = Consumers == 2 ? 240 : Consumers == 3 ? 160 : 112;
+    static constexpr int ConsumerRegisters = Consumers == 3 ? 160 : 240;
     static_assert(ProducerRegisters + Consumers * ConsumerRegisters <=
                       (1 + Consumers) * (65536 / Threads / 8 * 8),
                   "setmaxnreg would wait for registers that the launch has not taken");
@@ -347,18 +350,16 @@ __global__ void __launch_bounds__(Tiling::Threads, 1)
 
 // ---- the host's side: what the harness asks of a rung ------------------------------------------
 
-// Calls f with the tiling for this problem. With d = 64 the products are short, and more warpgroups
-// fill the gaps that exponentials leave; but a tile of many queries is a bad cut of few.
-template <bool Causal, class F> static auto with_tiling(const attn_problem *p, F f) {
-    int d = p->head_dim, N = p->seqlen_q;
-    if (d > 128) return f(tiling<256, Causal, 2, 80>());
-    if (d > 64) return f(tiling<128, Causal, 2, 128>());
-    if (N > (Causal ? 4096 : 1024)) return f(tiling<64, Causal, 3, 128>());
-    return f(std::conditional_t<Causal, tiling<64, true, 2, 128>, tiling<64, false, 4, 64>>());
-}
-
+// Calls f with the tiling for this problem.
 template <class F> static auto with_tiling(const attn_problem *p, F f) {
-    return p->causal ? with_tiling<true>(p, f) : with_tiling<false>(p, f);
+    int d = p->head_dim;
+    if (p->causal)
+        return d <= 64    ? f(tiling<64, true>())
+               : d <= 128 ? f(tiling<128, true>())
+                          : f(tiling<256, true>());
+    return d <= 64    ? f(tiling<64, false>())
+           : d <= 128 ? f(tiling<128, false>())
+                      : f(tiling<256, false>());
 }
 
 // As many heads as K and V of which take 256 KB of L2 for each multiprocessor: of an H200's 60 MB

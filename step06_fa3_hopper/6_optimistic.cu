@@ -18,6 +18,8 @@
 // So what leaves the kernel is exact for every input, and only the time depends on it: a tile that
 // fails costs double. Rung 5 never does. It is the textbook's FlashAttention-3, this is a bet.
 //
+// Besides, with d = 64 the tiles depend on the length (with_tiling).
+//
 // New since rung 5: attend's second form, held(), which_tile(), and what they need in memory.
 //
 // Run:     make run ARGS="--kernel fa3-optimistic -d 64"     (in this folder)
