@@ -124,6 +124,7 @@ __device__ static void load_V(memory<Tiling> &x, const CUtensorMap &map, unsigne
 // left. What became of the tile that was in this number's buffer for Q is known when its O has been
 // stored, and so is that the buffer is free. With no new tile, all others have to be waited for,
 // too. `judged` is how many of the block's tiles have been looked at, in their order.
+//> which-tile
 template <class Tiling>
 __device__ static int which_tile(memory<Tiling> &x, unsigned nq, unsigned &judged, int next) {
     while (judged < nq && (next < 0 || judged + Tiling::QStages <= nq)) {
@@ -133,6 +134,7 @@ __device__ static int which_tile(memory<Tiling> &x, unsigned nq, unsigned &judge
     }
     return next;
 }
+//< which-tile
 
 // In the order in which the consumers ask: K of a tile comes before V of the tile before.
 template <class Tiling>
@@ -249,12 +251,14 @@ __device__ static void attend(state<Tiling> &a, memory<Tiling> &x, uint64_t Q, u
     hand_over<Tiling>(consumer);
     wgmma_wait<1>(a.S); // P V may still run
     free_buffer(&x.K_empty[n % Stages]);
+    //> bet
     bool grown = false;
     if (Exact) {
         mask<Bc>(a.S, s, i, j * Bc);
         grown = update_maxima<Bc>(a.S, a.r, c);
     }
     weights<Bc>(a.S, a.r, c);
+    //< bet
     wgmma_wait<0>(a.O, a.P);
     free_buffer(&x.V_empty[(n - 1) % Stages]);
     if (grown) rescale<D>(a.O, a.r);
@@ -276,6 +280,7 @@ __device__ static void end(state<Tiling> &a, memory<Tiling> &x, unsigned n) {
 // each sum that it is a part of, l or O, or it is NaN: infinity times 0, infinity less infinity.
 // What is once not finite stays so. And a part of l that is no more than 2^15, as it nearly always
 // is, says without a look at O that no weight was more than that.
+//> held
 template <class Tiling> __device__ static bool held(const state<Tiling> &a) {
     const float Small = 32768;
     if (a.r.l[0] <= Small && a.r.l[1] <= Small) return true;
@@ -284,6 +289,7 @@ template <class Tiling> __device__ static bool held(const state<Tiling> &a) {
     for (int e = 0; e < Tiling::D / 2; e++) finite &= fabsf(a.O[e]) < INFINITY;
     return finite;
 }
+//< held
 
 // O / l to the place of Q, and LSE to HBM. `first` is the warpgroup's first row of the tile.
 template <class T, class Tiling>
@@ -333,9 +339,11 @@ __device__ static void consume(memory<Tiling> &x, float *LSE_hbm, const shape &s
 #pragma unroll
         for (int e = 0; e < Tiling::D / 2; e++) a.O[e] = 0;
         if (t.keys > 0) {
+            //> exact-tiles
             // All rows of the warpgroup see the first so many tiles of keys whole, and a key of the
             // tile after them: so they all have a maximum before the first of these comes.
             int whole = exact ? 0 : max(keys_seen(s, t.i0 + first + 1) - 1, 0) / Tiling::Bc;
+            //< exact-tiles
             int j = (t.keys - 1) / Tiling::Bc;
             begin<T>(a, x, Q, nk++, s, i, j--);
             for (; j >= whole; j--) attend<T, Tiling, true>(a, x, Q, nk++, s, i, j, consumer);
