@@ -291,8 +291,9 @@ test-more:
 	@set -e; for part in $(MORE_$(TEST_ON)); do echo "$$(date +%T) make $$part"; $(MAKE) $$part; done
 
 # Every kernel on cases in which every three properties of shape, input and machine meet; `test` has every two.
+# And the counts of the longest runs that were counted on an H200.
 test-shapes: need-$(TEST_ON) $(if $(filter sim,$(TEST_ON))$(HAS_GPU),$(BUILD)/$(TEST_ON)/run_tests)
-	FULL=1 $(BUILD)/$(TEST_ON)/run_tests --filter 'kernels/*'
+	FULL=1 $(BUILD)/$(TEST_ON)/run_tests --filter '@(kernels|hardware)/*'
 
 # The programs' tests again, looking for overflows, use after free, leaks and undefined arithmetic in the C files.
 test-sanitized:
