@@ -1,4 +1,6 @@
 // test_hardware.c - the simulator's counts against an H200's, to the byte.
+//
+// FULL=1 takes all lengths, which are up to 1024 and take about a minute.
 
 #include "hardware.h"
 #include "sim/sim.h"
@@ -43,6 +45,13 @@ static struct traffic run(const char *kernel, int N, bool causal) {
     return t;
 }
 
+static bool full(void) { return getenv("FULL") != NULL; }
+
+// All kernels at N = 256, where every tile is full, and one of them at 1000, where the last is not.
+static bool is_quick(const char *kernel, int N) {
+    return N <= 256 || (N == 1000 && !strcmp(kernel, "flash64"));
+}
+
 Test(hardware, asks_for_the_same_bytes_as_an_h200) {
     FILE *f = fopen("tests/h200_counts.csv", "r");
     cr_assert(f, "run the tests from the top of the repository");
@@ -53,6 +62,7 @@ Test(hardware, asks_for_the_same_bytes_as_an_h200) {
         if (sscanf(line, "%19[^,],%d,%d,%" SCNu64 ",%" SCNu64, kernel, &N, &causal, &loads,
                    &stores) != 5)
             continue;
+        if (!full() && !is_quick(kernel, N)) continue;
         struct traffic t = run(kernel, N, causal);
         cr_expect_eq(t.loads, loads, "%s N %d causal %d: loads %" PRIu64 ", H200 %" PRIu64, kernel,
                      N, causal, t.loads, loads);
@@ -61,15 +71,15 @@ Test(hardware, asks_for_the_same_bytes_as_an_h200) {
         rows++;
     }
     fclose(f);
-    cr_expect_eq(rows, 15, "every row of the file was compared");
+    cr_expect_eq(rows, full() ? 15 : 7, "%d rows of the file were compared", rows);
 }
 
-// At N = 1001 the lanes of softmax's loops make different numbers of turns. An H200 asked for more
-// there (notes/results/h200_hardware.csv: 2455658976 bytes), because nvcc unrolls those loops
-// raggedly.
+// At N = 65, as at 1001, the lanes of softmax's loops make different numbers of turns. An H200
+// asked for more at 1001 (notes/results/h200_hardware.csv: 2455658976 bytes), because nvcc unrolls
+// those loops raggedly.
 Test(hardware, warns_where_it_cannot_be_equal) {
-    struct traffic t = run("naive", 1001, false);
-    cr_expect_eq(t.loads, 2453052000, "%" PRIu64, t.loads);
+    struct traffic t = run("naive", full() ? 1001 : 65, false);
+    if (full()) cr_expect_eq(t.loads, 2453052000, "%" PRIu64, t.loads);
     cr_expect(strstr(sim_warning(), "leave the loop at tests/hardware.cu:"), "'%s'", sim_warning());
 }
 

@@ -365,10 +365,28 @@ static void read_curve(const char *csv, const char *kernel, struct curve *out) {
     }
 }
 
+static void read_committed_curve(const char *kernel, struct curve *out) {
+    static char text[1 << 15];
+    FILE *file = fopen("notes/results/sim_training.csv", "r");
+    cr_assert_not_null(file);
+    read_text(file, text, sizeof text);
+    fclose(file);
+    read_curve(text, kernel, out);
+}
+
+// What the chapter draws is what the program prints, to what another compiler or libm may change.
+static void expect_committed(const char *kernel, const struct curve *now) {
+    static struct curve then;
+    read_committed_curve(kernel, &then);
+    for (int n = 0; n < STEPS; n++)
+        cr_expect_float_eq(now->loss[n], then.loss[n], 1e-4, "%s step %d: %g, %g", kernel, n + 1,
+                           now->loss[n], then.loss[n]);
+}
+
 // Both kernels sum the same products, in other orders; so do the curves agree, to rounding. Over
 // 100 steps we allow 1e-5 of a loss that begins at 2.8; they were 1e-6 apart, the last digit
 // printed.
-Test(training, is_the_same_with_both_kernels) {
+Test(training, is_the_same_with_both_kernels_and_as_committed) {
     static struct curve naive, tiled;
     struct output *o = program("train --csv");
     cr_assert_eq(o->status, 0, "%s", o->err);
@@ -382,40 +400,22 @@ Test(training, is_the_same_with_both_kernels) {
     cr_expect_lt(naive.loss[STEPS - 1], 0.02);
     cr_expect_lt(tiled.loss[STEPS - 1], 0.02);
     cr_expect_eq(tiled.right[STEPS - 1], 1, "%g", tiled.right[STEPS - 1]);
+    expect_committed("naive", &naive);
+    expect_committed("recompute", &tiled);
 }
 
 // Step05's kernel gets its inputs in bf16. We allow one unit in the last place that bf16 has for
 // the loss at the start, 2.8; they were 0.0011 apart, where the loss falls fastest.
 Test(training, in_16_bits_it_is_the_same_to_rounding) {
     static struct curve naive, fused;
-    struct output *o = program("train --csv --kernel naive");
-    read_curve(o->out, "naive", &naive);
-    o = program("train --csv --kernel fa2-fused");
+    read_committed_curve("naive", &naive);
+    struct output *o = program("train --csv --kernel fa2-fused");
     cr_assert_eq(o->status, 0, "%s", o->err);
     read_curve(o->out, "fa2-fused", &fused);
     for (int n = 0; n < STEPS; n++)
         cr_expect_float_eq(naive.loss[n], fused.loss[n], 1. / 64, "step %d: %g, %g", n + 1,
                            naive.loss[n], fused.loss[n]);
     cr_expect_eq(fused.right[STEPS - 1], 1, "%g", fused.right[STEPS - 1]);
-}
-
-// What the chapter draws is what the program prints, to what another compiler or libm may change.
-Test(training, the_committed_curves_are_those_of_today) {
-    static struct curve now, then;
-    static char text[1 << 15];
-    FILE *file = fopen("notes/results/sim_training.csv", "r");
-    cr_assert_not_null(file);
-    read_text(file, text, sizeof text);
-    fclose(file);
-    struct output *o = program("train --csv");
-    for (int k = 0; k < 2; k++) {
-        const char *kernel = k ? "recompute" : "naive";
-        read_curve(text, kernel, &then);
-        read_curve(o->out, kernel, &now);
-        for (int n = 0; n < STEPS; n++)
-            cr_expect_float_eq(now.loss[n], then.loss[n], 1e-4, "%s step %d: %g, %g", kernel, n + 1,
-                               now.loss[n], then.loss[n]);
-    }
 }
 
 Test(training, names_its_kernel_and_its_memory) {

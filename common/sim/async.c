@@ -40,11 +40,6 @@ static void add_copy(struct copies *c, struct copy new) {
 
 void async_forget(struct thread *t) { t->copies.count = t->copies.groups = 0; }
 
-void async_free(struct thread *t) {
-    free(t->copies.copy);
-    t->copies = (struct copies){0};
-}
-
 // The instruction makes two requests, and the meter tells requests apart by their pc: the load gets
 // one byte less, which is still inside of the call. How many sectors it counts depends on where the
 // store goes (meter.c).

@@ -5,6 +5,8 @@
 #include "fiber.h"
 #include "sim.h"
 
+#include <string.h>
+
 // ---- one access, as a hook saw it -----------------------------------------------------------
 
 // `pc` is where in the executable the access stands (the hook's return address minus the load
@@ -157,7 +159,8 @@ struct worker {
     uintptr_t suspicion_address;
     const struct thread *suspect;
     int threads, warps, live;
-    struct thread *thread;
+    int made;              // of the threads' fibers and logs; a small block uses a part of them
+    struct thread *thread; // room for as many as a block can have
     struct warp *warp;
     struct queue ready;
     struct barrier barrier;
@@ -190,6 +193,8 @@ void sim_kernel_name(const char *text, char *out, size_t size);
 
 // ---- scheduler.c --------------------------------------------------------------------------------
 
+// Are these names of one instruction? (Mostly they are one and the same literal.)
+static inline bool same_name(const char *a, const char *b) { return a == b || !strcmp(a, b); }
 void scheduler_run_block(struct worker *, uint64_t number);
 // The running thread's log is full: returns when there is room again.
 void scheduler_catch_up(struct worker *);
@@ -264,7 +269,6 @@ void timeline_add(const char *who, int number, const char *event, uint32_t from,
 // ---- async.c ------------------------------------------------------------------------------------
 
 void async_forget(struct thread *); // at the start of a block: what was in flight never lands
-void async_free(struct thread *);
 
 // ---- meter.c ------------------------------------------------------------------------------------
 

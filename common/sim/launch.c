@@ -102,37 +102,23 @@ const char *sim_error(void) { return first_error; }
 
 // ---- one worker: an OS thread with the fibers of one block -----------------------------------
 
-static void free_threads(struct worker *w) {
-    for (int i = 0; i < w->threads; i++) {
-        fiber_destroy(&w->thread[i].fiber);
-        free(w->thread[i].log);
-        async_free(&w->thread[i]);
-        sm90_forget(&w->thread[i]);
-    }
-    free(w->thread);
-    free(w->warp);
-    w->thread = NULL;
-    w->warp = NULL;
-    w->threads = w->warps = 0;
-}
-
 static bool make_thread(struct thread *t, int number) {
     t->log = malloc((LOG_ENTRIES + 2) * sizeof *t->log);
     t->log_end = t->log + LOG_ENTRIES;
     return fiber_create(&t->fiber, STACK_BYTES, number) && t->log;
 }
 
-// Fibers are kept from launch to launch, since mapping a stack costs far more than using it.
+// Fibers are kept from launch to launch, also those that a smaller block has no use for, since
+// mapping a stack costs far more than using it.
 static bool make_threads(struct worker *w, struct sim_dim3 block) {
     int n = (int)(block.x * block.y * block.z);
-    if (n != w->threads) {
-        free_threads(w);
-        w->thread = calloc((size_t)n, sizeof *w->thread);
-        w->warps = (n + 31) / 32;
-        w->warp = calloc((size_t)w->warps, sizeof *w->warp);
-        for (; w->threads < n; w->threads++)
-            if (!make_thread(&w->thread[w->threads], w->threads)) return false;
-    }
+    if (!w->thread) w->thread = calloc(MAX_BLOCK, sizeof *w->thread);
+    if (!w->warp) w->warp = calloc(MAX_BLOCK / 32, sizeof *w->warp);
+    if (!w->thread || !w->warp) return false;
+    for (; w->made < n; w->made++)
+        if (!make_thread(&w->thread[w->made], w->made)) return false;
+    w->threads = n;
+    w->warps = (n + 31) / 32;
     for (int i = 0; i < w->warps; i++) w->warp[i].size = 0;
     for (int i = 0; i < n; i++) {
         struct thread *t = &w->thread[i];

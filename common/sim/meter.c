@@ -142,30 +142,32 @@ static void count_request(struct worker *w, struct warp *warp, const struct requ
 struct heads {
     const struct access *next[32];
     int lanes;
+    uint32_t smallest; // of their pcs
 };
 
-static uint32_t smallest_pc(const struct heads *h) {
-    uint32_t pc = h->next[0]->pc;
-    for (int i = 1; i < h->lanes; i++)
-        if (h->next[i]->pc < pc) pc = h->next[i]->pc;
-    return pc;
-}
-
-static void take_request(struct heads *h, uint32_t pc, struct request *r) {
+// The lanes' accesses at the smallest pc; one walk over the heads finds the next such pc, too.
+static void take_request(struct heads *h, struct request *r) {
+    uint32_t pc = h->smallest, smallest = END_OF_LOG;
     r->lanes = 0;
-    for (int i = 0; i < h->lanes; i++)
-        if (h->next[i]->pc == pc) {
+    for (int i = 0; i < h->lanes; i++) {
+        const struct access *a = h->next[i];
+        if (a->pc == pc) {
             r->number[r->lanes] = i;
-            r->lane[r->lanes++] = h->next[i]++;
+            r->lane[r->lanes++] = a;
+            h->next[i] = ++a;
         }
+        if (a->pc < smallest) smallest = a->pc;
+    }
+    h->smallest = smallest;
 }
 
 static struct heads start(struct warp *warp) {
-    struct heads h = {.lanes = warp->size};
+    struct heads h = {.lanes = warp->size, .smallest = END_OF_LOG};
     for (int i = 0; i < warp->size; i++) {
         struct thread *t = warp->lane[i];
         t->log_next->pc = END_OF_LOG;
         h.next[i] = t->log;
+        if (t->log->pc < h.smallest) h.smallest = t->log->pc;
     }
     return h;
 }
@@ -192,9 +194,9 @@ void meter_warp(struct worker *w, struct warp *warp) {
     struct request r = {.warp = warp};
     bool some_full = false;
     for (int i = 0; i < warp->size; i++) some_full |= warp->lane[i]->log_full;
-    for (uint32_t pc; (pc = smallest_pc(&h)) != END_OF_LOG;) {
+    while (h.smallest != END_OF_LOG) {
         if (some_full && must_stop(&h, warp)) break;
-        take_request(&h, pc, &r);
+        take_request(&h, &r);
         count_request(w, warp, &r);
     }
     keep_rest(&h, warp);

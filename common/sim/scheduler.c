@@ -121,7 +121,7 @@ static void run_others(struct worker *w) {
 // a common point and can be put together; lanes that waited for room in their logs go on.
 static void come_to_rest(struct worker *w, struct thread *t) {
     struct warp *warp = t->warp;
-    if (--warp->running) return;
+    if (--warp->running || w->fast) return; // --fast: nobody has logged anything
     meter_warp(w, warp);
     for (int i = 0; i < warp->size; i++) {
         struct thread *lane = warp->lane[i];
@@ -163,7 +163,7 @@ int sim_block_barrier(int predicate, const char *what, struct sim_place where) {
     if (b->arrived++ == 0) {
         b->what = what;
         b->where = where;
-    } else if (b->where.line != where.line || strcmp(b->what, what)) {
+    } else if (b->where.line != where.line || !same_name(b->what, what)) {
         sim_fail("divergent barrier: one part of the block waits in %s at %s:%d, another comes to "
                  "%s at %s:%d",
                  b->what, b->where.file, b->where.line, what, where.file, where.line);
@@ -229,7 +229,7 @@ static void meet(uint32_t mask, sim_warp_op op, void *mine, const char *what,
     struct meeting *m = find_meeting(warp, mask);
     if (!m->arrived)
         *m = (struct meeting){.mask = mask, .op = op, .what = what, .where = where};
-    else if (m->op != op || strcmp(m->what, what))
+    else if (m->op != op || !same_name(m->what, what))
         sim_fail("lanes of one warp meet in two different collectives: %s at %s:%d and %s at %s:%d",
                  m->what, m->where.file, m->where.line, what, where.file, where.line);
     else if (op && aligned && m->where.line != where.line)

@@ -111,7 +111,7 @@ struct sm90 {
     struct knowledge known[1024]; // of each thread
     struct knowledge common;      // of a whole warp or warpgroup, for a moment
     uint16_t scratch[256][16];    // for operand.c
-    float converted[256][16];     // for wgmma.c
+    double converted[16][256];    // for wgmma.c
 };
 
 struct sm90 *sm90_use(void); // this block's; the first use makes it

@@ -89,25 +89,34 @@ struct mma {
 
 typedef float (*to_float)(uint16_t);
 
-// Element i of a fragment: two 16-bit elements in each register, the first in the lower half.
-static float element(const uint32_t *fragment, int i, to_float convert) {
-    return convert((uint16_t)(fragment[i / 2] >> i % 2 * 16));
-}
+static const struct mma *mma_of(void *const lanes[32], int lane) { return lanes[lane]; }
 
-static void gather_A(void *const lanes[32], to_float convert, float A[16][16]) {
-    for (int lane = 0; lane < 32; lane++)
-        for (int i = 0; i < 8; i++) {
-            int row = lane / 4 + (i / 2 % 2 ? 8 : 0), k = lane % 4 * 2 + i % 2 + (i >= 4 ? 8 : 0);
-            A[row][k] = element(((const struct mma *)lanes[lane])->A, i, convert);
-        }
-}
-
-static void gather_B(void *const lanes[32], to_float convert, float B[16][8]) {
+// A register of a fragment holds two 16-bit elements, the first in the lower half: neighbours in a
+// row of A,
+static void gather_A(void *const lanes[32], to_float convert, double A[16][16]) {
     for (int lane = 0; lane < 32; lane++)
         for (int i = 0; i < 4; i++) {
-            int k = lane % 4 * 2 + i % 2 + (i >= 2 ? 8 : 0), column = lane / 4;
-            B[k][column] = element(((const struct mma *)lanes[lane])->B, i, convert);
+            uint32_t pair = mma_of(lanes, lane)->A[i];
+            double *row = A[lane / 4 + (i % 2 ? 8 : 0)] + lane % 4 * 2 + (i >= 2 ? 8 : 0);
+            row[0] = (double)convert((uint16_t)pair);
+            row[1] = (double)convert((uint16_t)(pair >> 16));
         }
+}
+
+// and in a column of B.
+static void gather_B(void *const lanes[32], to_float convert, double B[16][8]) {
+    for (int lane = 0; lane < 32; lane++)
+        for (int i = 0; i < 2; i++) {
+            uint32_t pair = mma_of(lanes, lane)->B[i];
+            int k = lane % 4 * 2 + 8 * i, column = lane / 4;
+            B[k][column] = (double)convert((uint16_t)pair);
+            B[k + 1][column] = (double)convert((uint16_t)(pair >> 16));
+        }
+}
+
+// Of D a lane has two pairs of neighbours, i = 0 and 1, in rows 8 apart.
+static float *pair_of_D(float D[16][8], int lane, int i) {
+    return &D[lane / 4 + 8 * i][lane % 4 * 2];
 }
 
 // PTX promises products and sums of "at least single precision" and no order. Measured on an A100
@@ -115,24 +124,30 @@ static void gather_B(void *const lanes[32], to_float convert, float B[16][8]) {
 // exact, are added to the accumulator in one step. So here: exact products (two 11-bit significands
 // fit a double many times), 8 at a time, one rounding to fp32. The hardware cuts off low bits of
 // the step where this rounds to nearest; sums of small integers are exact in both.
-static float dot(const float *a, const float B[16][8], int column, float sum) {
+//
+// One row of D, its 8 columns side by side: the compiler makes vector instructions of that.
+static void add_products(const double *a, const double B[16][8], float d[8]) {
     for (int step = 0; step < 16; step += 8) {
-        double exact = (double)sum;
-        for (int k = step; k < step + 8; k++) exact += (double)a[k] * (double)B[k][column];
-        sum = (float)exact;
+        double exact[8];
+        for (int column = 0; column < 8; column++) exact[column] = (double)d[column];
+        for (int k = step; k < step + 8; k++)
+            for (int column = 0; column < 8; column++) exact[column] += a[k] * B[k][column];
+        for (int column = 0; column < 8; column++) d[column] = (float)exact[column];
     }
-    return sum;
 }
 
 static void multiply(void *const lanes[32], to_float convert) {
-    float A[16][16], B[16][8];
+    double A[16][16], B[16][8];
+    float D[16][8];
     gather_A(lanes, convert, A);
     gather_B(lanes, convert, B);
     for (int lane = 0; lane < 32; lane++)
-        for (int i = 0; i < 4; i++) {
-            float *d = &((const struct mma *)lanes[lane])->D[i];
-            *d = dot(A[lane / 4 + (i >= 2 ? 8 : 0)], B, lane % 4 * 2 + i % 2, *d);
-        }
+        for (int i = 0; i < 2; i++)
+            memcpy(pair_of_D(D, lane, i), mma_of(lanes, lane)->D + 2 * i, 2 * sizeof(float));
+    for (int row = 0; row < 16; row++) add_products(A[row], B, D[row]);
+    for (int lane = 0; lane < 32; lane++)
+        for (int i = 0; i < 2; i++)
+            memcpy(mma_of(lanes, lane)->D + 2 * i, pair_of_D(D, lane, i), 2 * sizeof(float));
 }
 
 static void multiply_fp16(void *const lanes[32], uint32_t mask) {

@@ -19,7 +19,7 @@ void warpgroup_meet(bool (*op)(struct warpgroup *), void *mine, const char *what
         g->op = op;
         g->what = what;
         g->place = place;
-    } else if (strcmp(g->what, what) || g->place.line != place.line)
+    } else if (!same_name(g->what, what) || g->place.line != place.line)
         sim_fail("threads of one warpgroup come to different instructions: %s at %s:%d and %s at "
                  "%s:%d; all 128 must execute them together",
                  g->what, g->place.file, g->place.line, what, place.file, place.line);
