@@ -138,6 +138,45 @@ __host__ __device__ inline int first_query(const shape &s, int Br, int j0) {
     return s.causal && i > 0 ? i / Br * Br : 0;
 }
 
+// One of the tiles of queries that see some of a block's keys: of all heads of their group, one
+// head after the other.
+struct tile_of_queries {
+    int head, i;
+    __device__ void advance(int Br, int first, int Nq) {
+        i += Br;
+        if (i >= Nq) i = first, head++;
+    }
+};
+
+// Starts copying such a tile: its rows of Q and dO, and their two numbers each.
+template <class T, class Plan>
+__device__ inline void copy_queries(const tile_of_queries &at, int stage, const T *Q_hbm,
+                                    const T *dO_hbm, const float *minus_LSE, const float *minus_D,
+                                    const shape &s, int pitch) {
+    constexpr int D = Plan::D, Br = Plan::Br, Threads = Plan::Threads;
+    size_t row = (size_t)at.head * s.Nq + at.i, sum = (size_t)at.head * pitch + at.i;
+    int rows = s.Nq - at.i, n = 4 * threadIdx.x;
+    uint32_t tile = stage * Plan::QueryTile, of_row = stage * Plan::Numbers + n * sizeof(float);
+    start_copy<T, Br, D, Threads>(Plan::Q + tile, Q_hbm + row * s.d, rows, s.d);
+    start_copy<T, Br, D, Threads>(Plan::dO + tile, dO_hbm + row * s.d, rows, s.d);
+    if (n < Br) cp_async_16(smem + Plan::MinusLSE + of_row, minus_LSE + sum + n);
+    if (n < Br) cp_async_16(smem + Plan::MinusD + of_row, minus_D + sum + n);
+}
+
+// The sums of a block to HBM, by way of shared memory: a warp has them from (key, column) on.
+template <class T, class Plan, int Blocks, int Tiles>
+__device__ inline void store_gradients(T *dK_hbm, T *dV_hbm, const float (&dK)[Blocks][Tiles][4],
+                                       const float (&dV)[Blocks][Tiles][4], int key, int column,
+                                       int rows, const shape &s) {
+    constexpr int D = Plan::D, Bc = Plan::Bc, Threads = Plan::Threads;
+    __syncthreads(); // all have read K, and now dK takes its place, and dV that of V
+    put<T, D>(own<D>(Plan::K, key, column), dK, s.scale);
+    put<T, D>(own<D>(Plan::V, key, column), dV, 1);
+    __syncthreads(); // both are complete
+    store_tile<T, Bc, D, Threads>(dK_hbm, Plan::K, rows, s.d);
+    store_tile<T, Bc, D, Threads>(dV_hbm, Plan::V, rows, s.d);
+}
+
 // grid: B * Hkv * ceil(Nk / Bc) tiles of keys
 template <class T, class Plan>
 __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
@@ -163,25 +202,11 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
     int column = warp % Plan::QueryWarps * Plan::Columns;
     size_t row_of_K = (size_t)kv * s.Nk + j0;
 
-    // The tiles of queries that see some of the keys, one head of the group after the other.
-    struct tile_of_queries {
-        int head, i;
-    };
     int first = first_query(s, Br, j0), turns = (s.Nq - first + Br - 1) / Br * group(s);
     tile_of_queries next = {kv * group(s), first}, now = next; // to be copied, to be worked on
-    auto advance = [&](tile_of_queries &at) {
-        at.i += Br;
-        if (at.i >= s.Nq) at.i = first, at.head++;
-    };
     auto copy_next = [&](int stage) {
-        size_t row = (size_t)next.head * s.Nq + next.i, sum = (size_t)next.head * pitch + next.i;
-        int rows = s.Nq - next.i, n = 4 * threadIdx.x;
-        uint32_t tile = stage * Plan::QueryTile, of_row = stage * Plan::Numbers + n * sizeof(float);
-        start_copy<T, Br, D, Threads>(Plan::Q + tile, Q_hbm + row * s.d, rows, s.d);
-        start_copy<T, Br, D, Threads>(Plan::dO + tile, dO_hbm + row * s.d, rows, s.d);
-        if (n < Br) cp_async_16(smem + Plan::MinusLSE + of_row, minus_LSE + sum + n);
-        if (n < Br) cp_async_16(smem + Plan::MinusD + of_row, minus_D + sum + n);
-        advance(next);
+        copy_queries<T, Plan>(next, stage, Q_hbm, dO_hbm, minus_LSE, minus_D, s, pitch);
+        next.advance(Br, first, s.Nq);
     };
     start_copy<T, Bc, D, Threads>(Plan::K, K_hbm + row_of_K * s.d, s.Nk - j0, s.d);
     start_copy<T, Bc, D, Threads>(Plan::V, V_hbm + row_of_K * s.d, s.Nk - j0, s.d);
@@ -268,17 +293,13 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
             add_fragments<Threads>(dQ_sums + ((size_t)now.head * pitch + now.i) * D, dQ);
         }
         if (!InRegisters) add_to_dK();
-        advance(now);
+        now.advance(Br, first, s.Nq);
         stage = stage + 1 == Plan::Stages ? 0 : stage + 1;
         if (OneBarrier) place ^= 1;
     }
 
-    __syncthreads(); // all have read K, and now dK takes its place, and dV that of V
-    put<T, D>(own<D>(Plan::K, key, column), dK, s.scale);
-    put<T, D>(own<D>(Plan::V, key, column), dV, 1);
-    __syncthreads(); // both are complete
-    store_tile<T, Bc, D, Threads>(dK_hbm + row_of_K * s.d, Plan::K, s.Nk - j0, s.d);
-    store_tile<T, Bc, D, Threads>(dV_hbm + row_of_K * s.d, Plan::V, s.Nk - j0, s.d);
+    store_gradients<T, Plan>(dK_hbm + row_of_K * s.d, dV_hbm + row_of_K * s.d, dK, dV, key, column,
+                             s.Nk - j0, s);
 }
 
 // ---- the host's side ----------------------------------------------------------------------------
