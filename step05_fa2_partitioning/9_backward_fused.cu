@@ -5,7 +5,7 @@
 // sums in HBM, in fp32 and with atomics:
 //
 //   prepare     LSE and D of each row; zeros for dQ's sums
-//   gradients   for each tile of keys: dK and dV; dQ's sums   (gradients.h)
+//   gradients   for each tile of keys: dK and dV; dQ's sums   (gradients.h, gradients_rows.h)
 //   finish      dQ = scale * its sums, in 16 bits
 //
 // Nobody but these kernels sees the sums, so they may lie in any order: here as the fragments do.
@@ -21,7 +21,7 @@
 // Limits:  fp16, bf16.
 
 #include "fa2.h"
-#include "gradients.h"
+#include "gradients_rows.h"
 
 namespace step05_9 {
 
@@ -81,7 +81,7 @@ template <class T, class Plan> static void launch(const attn_problem *p, const a
     unsigned grid = p->batch * p->heads * ceil_div(p->seqlen_q, Plan::Br);
     size_t bytes = Plan::QueryTile;
     launch_prepare<T, Plan::D, true>(p, t, minus_LSE, minus_D, sums);
-    launch_gradients<T, Plan>(p, t, minus_LSE, minus_D, sums);
+    launch_dK_dV<T, Plan>(p, t, minus_LSE, minus_D, sums);
     LAUNCH((finish<T, Plan>), grid, Plan::Threads, bytes, sums, (T *)t->dQ, shape_of(p),
            head_pitch(p));
 }

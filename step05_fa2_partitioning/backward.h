@@ -157,6 +157,41 @@ __device__ inline void put(uint32_t at, const float (&C)[Blocks][Tiles][4], floa
                     pack<T>(C[b][n][2 * half] * factor, C[b][n][2 * half + 1] * factor);
 }
 
+// ---- the weights --------------------------------------------------------------------------------
+
+// P and dS of a warp's queries and keys, rounded, as left operands. minus_LSE: of the lane's rows.
+template <class T, int Blocks, int Tiles>
+__device__ inline void
+weights_of_rows(fragment (&P)[Blocks][Tiles / 2], fragment (&dS)[Blocks][Tiles / 2],
+                const float (&S)[Blocks][Tiles][4], const float (&dP)[Blocks][Tiles][4],
+                const float (&minus_LSE)[Blocks][2], float c) {
+#pragma unroll
+    for (int b = 0; b < Blocks; b++)
+#pragma unroll
+        for (int n = 0; n < Tiles; n++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float left = probability<T>(S[b][n][2 * half], minus_LSE[b][half], c);
+                float right = probability<T>(S[b][n][2 * half + 1], minus_LSE[b][half], c);
+                int x = n % 2 * 2 + half;
+                P[b][n / 2].x[x] = pack<T>(left, right);
+                dS[b][n / 2].x[x] =
+                    pack<T>(left * dP[b][n][2 * half], right * dP[b][n][2 * half + 1]);
+            }
+}
+
+// The sums of dP start from -D of their row, which so costs nothing.
+template <int Blocks, int Tiles>
+__device__ inline void start_from_rows(float (&dP)[Blocks][Tiles][4],
+                                       const float (&minus_D)[Blocks][2]) {
+#pragma unroll
+    for (int b = 0; b < Blocks; b++)
+#pragma unroll
+        for (int n = 0; n < Tiles; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) dP[b][n][e] = minus_D[b][e / 2];
+}
+
 // ---- the mask -----------------------------------------------------------------------------------
 
 // -infinity where a query does not see a key, or there is no such key: exp2 makes 0 of it, whatever
