@@ -80,6 +80,7 @@ struct attn_kernel {
     unsigned dtypes;              // bit 1 << dtype for each data type it computes in
     unsigned passes;              // ATTN_FORWARD | ATTN_BACKWARD
     int least_sm, exact_sm;       // runs on compute capability >= least_sm; exact_sm: only there
+    unsigned any_order;           // the passes that add with atomics: last bits may differ by run
     bool variant;                 // another form of a rung: runs only when --kernel names it
     // False, with a reason in `why`, for a shape this rung does not take.
     bool (*supports)(const struct attn_problem *, unsigned pass, char *why, size_t why_size);

@@ -131,6 +131,7 @@ static const attn_kernel kernel = {
     .dtypes = 1u << ATTN_BF16 | 1u << ATTN_FP16,
     .passes = ATTN_FORWARD | ATTN_BACKWARD,
     .least_sm = 80,
+    .any_order = ATTN_BACKWARD,
     .supports = supports,
     .describe = describe,
     .buffers = buffers,

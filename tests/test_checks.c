@@ -8,7 +8,7 @@
 
 // Not a multiple of 32 keys, causal with fewer queries than keys, two query heads to a key head:
 // each fault has something to get wrong.
-static struct result run_fault(enum fault fault, enum data_family family, int repeat) {
+static struct result run(const struct attn_kernel *kernel, enum data_family family, int repeat) {
     struct attn_problem p = {.batch = 2,
                              .heads = 4,
                              .kv_heads = 2,
@@ -25,9 +25,13 @@ static struct result run_fault(enum fault fault, enum data_family family, int re
     struct result r[2];
     cr_assert_eq(prepare(&p, ATTN_FORWARD, &(struct source){NULL, family, 7}, &in, why, sizeof why),
                  RAN_RIGHT, "%s", why);
-    run_kernel(wrong_attention(fault), &in, ATTN_FORWARD, repeat, NULL, r);
+    run_kernel(kernel, &in, ATTN_FORWARD, repeat, NULL, r);
     prepared_free(&in);
     return r[0];
+}
+
+static struct result run_fault(enum fault fault, enum data_family family, int repeat) {
+    return run(wrong_attention(fault), family, repeat);
 }
 
 Test(checks, pass_a_right_kernel) {
@@ -58,6 +62,16 @@ Test(checks, catch_traffic_that_the_model_does_not_know) {
     expect_caught(TOO_MUCH_TRAFFIC, "the model says");
 }
 Test(checks, catch_runs_that_differ) { expect_caught(DEPENDS_ON_THE_RUN, "different bits"); }
+
+// Where atomics add in any order, that is no fault.
+Test(checks, runs_may_differ_where_a_kernel_says_so) {
+    struct attn_kernel kernel = *wrong_attention(DEPENDS_ON_THE_RUN);
+    kernel.any_order = ATTN_FORWARD;
+    struct result r = run(&kernel, DATA_NORMAL, 2);
+    cr_expect_eq(r.outcome, RAN_RIGHT, "%s", r.why);
+    kernel.any_order = ATTN_BACKWARD;
+    cr_expect_eq(run(&kernel, DATA_NORMAL, 2).outcome, RAN_WRONG);
+}
 
 Test(checks, faults_in_the_mask_show_on_constant_input) {
     cr_expect_eq(run_fault(MASK_OFF_BY_ONE, DATA_CONSTANT, 1).outcome, RAN_WRONG);
