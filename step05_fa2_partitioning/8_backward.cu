@@ -88,6 +88,7 @@ __global__ void __launch_bounds__(tiling_of_queries<D>::Threads, tiling_of_queri
         if (j0 + Bc < keys) copy_keys(j0 + Bc, stage ^ 1);
         uint32_t tile = stage * Tile;
 
+        //> query-sums
         float S[Blocks][Bc / 8][4] = {}, dP[Blocks][Bc / 8][4];
         multiply<T, D / 16>(
             S, [&](int r, int k) { return load<D>(Q_left, r, k); },
@@ -102,6 +103,7 @@ __global__ void __launch_bounds__(tiling_of_queries<D>::Threads, tiling_of_queri
         multiply<T, Bc / 16>(
             dQ, [&](int r, int k) { return dS[r / 16][k / 16]; },
             [&](int k, int n) { return load_transposed<D>(K_down + tile, k, n); });
+        //< query-sums
     }
     cp_async_wait_all();
     __syncthreads(); // all have read Q; or, in a block without keys, it has arrived for nothing

@@ -38,6 +38,7 @@ __global__ void __launch_bounds__(Plan::Threads)
     constexpr int Blocks = Plan::dQ_Rows / 16, Tiles = Plan::dQ_Columns / 8;
     int tiles = (s.Nq + Br - 1) / Br, bh = blockIdx.x / tiles, i0 = blockIdx.x % tiles * Br;
     const float *tile = sums + ((size_t)bh * pitch + i0) * D + 4 * threadIdx.x;
+    //> finish
     float dQ[Blocks][Tiles][4]; // where add_fragments has left them
 #pragma unroll
     for (int b = 0; b < Blocks; b++)
@@ -49,6 +50,7 @@ __global__ void __launch_bounds__(Plan::Threads)
     put<T, D>(own<D>(0, Plan::dQ_row(), Plan::dQ_column()), dQ, s.scale);
     __syncthreads(); // dQ is complete
     store_tile<T, Br, D, Threads>(dQ_hbm + ((size_t)bh * s.Nq + i0) * s.d, 0, s.Nq - i0, s.d);
+    //< finish
 }
 
 template <class Plan> static attn_traffic finish_traffic(const attn_problem *p) {

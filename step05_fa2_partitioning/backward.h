@@ -14,12 +14,14 @@ constexpr int Bytes = 2; // of an element
 // once. But then LSE log2(e) is rounded once more than LSE is, and where logits go into the ten
 // thousands, fp16 has enough digits to show it. So for fp16 the factor log2(e) comes last, which is
 // one instruction more.
+//> probability
 template <class T> constexpr float Unit = std::is_same_v<T, __half> ? 1 : Log2e;
 
 // c = Unit scale.
 template <class T> __device__ inline float probability(float S, float minus_LSE, float c) {
     return exp2_approx(Log2e / Unit<T> * (c * S + minus_LSE));
 }
+//< probability
 
 // ---- tiles --------------------------------------------------------------------------------------
 
@@ -74,6 +76,7 @@ template <int D> uint64_t tile_sectors(uint64_t first, uint64_t rows, uint64_t d
 // The functions give the lane's address for the 16 x 16 at (r, c) of a tile of rows of W elements
 // that begins `tile` bytes after smem. Such an address is a number of 32 bits, a pointer one of 64.
 
+//> lanes
 template <int W> __device__ inline uint32_t straight(uint32_t tile, int r, int c) {
     int lane = threadIdx.x % Lanes;
     return tile + Bytes * swizzled<W>(r + lane % 16, c + lane / 16 * 8);
@@ -83,6 +86,7 @@ template <int W> __device__ inline uint32_t crossed(uint32_t tile, int r, int c)
     int lane = threadIdx.x % Lanes;
     return tile + Bytes * swizzled<W>(r + lane / 16 * 8 + lane % 8, c + lane / 8 % 2 * 8);
 }
+//< lanes
 
 // Where a lane's part of (r, c) lies, when `at` is where its part of (0, 0) does; for multiples
 // of 8. Rows that are 8 apart are swizzled alike, and columns flip bits: so an address is computed
@@ -103,6 +107,7 @@ template <int W> __device__ inline fragment load_transposed(uint32_t at, int r, 
     return f;
 }
 
+//> multiply
 // C += A B for a warp's part of C, 16 Blocks rows and 8 Tiles columns, and 16 Steps columns of A.
 // left(r, k) is A's fragment at row r, column k; right(k, c) is B's at row k, column c.
 template <class T, int Steps, int Blocks, int Tiles, class Left, class Right>
@@ -123,6 +128,7 @@ __device__ inline void multiply(float (&C)[Blocks][Tiles][4], Left left, Right r
         }
     }
 }
+//< multiply
 
 // Where a lane's two elements of the 8 x 8 at (r, c) of a product go; and so do those of an
 // operand.
@@ -230,6 +236,7 @@ inline uint64_t padded_rows(const attn_problem *p) {
 __device__ inline float to_float(__half x) { return __half2float(x); }
 __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 
+//> prepare
 // For each row -LSE in its unit, or -infinity where P is 0, and -D, D = rowsum(dO o O), from which
 // dP can start. Clears also makes zeros of the sums for dQ, of as many rows as the block has.
 // grid: padded rows / RowsOfBlock; D / 8 lanes a row
@@ -266,6 +273,7 @@ __global__ void __launch_bounds__(PrepareThreads)
             *(float4 *)&sums[4 * n] = make_float4(0, 0, 0, 0);
         }
 }
+//< prepare
 
 template <int D> attn_traffic prepare_traffic(const attn_problem *p, bool clears) {
     const uint64_t at_once = Lanes / (D / Chunk), requests = padded_rows(p) / at_once;

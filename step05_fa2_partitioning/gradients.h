@@ -25,6 +25,7 @@ namespace step05::backward {
 // D: d padded. KB: of shared memory that a block may have. Warps divide the Bc keys among them by
 // KeyWarps, and the Br queries, or the D columns, by QueryWarps. dQ is divided by dQ_Warps along
 // the queries and by the rest along its columns. Stages: tiles of Q and dO on the chip.
+//> tilings
 template <int D, int KB> struct tiling;
 template <> struct tiling<64, 99> {
     static constexpr int Br = 32, Bc = 128, KeyWarps = 4, QueryWarps = 1, dQ_Warps = 2;
@@ -47,6 +48,7 @@ template <> struct tiling<256, 99> { // two warps: right, and slow
     static constexpr int Br = 32, Bc = 16, KeyWarps = 1, QueryWarps = 2, dQ_Warps = 1;
     static constexpr int Stages = 2, BlocksPerSM = 1;
 };
+//< tilings
 
 // What follows from it.
 template <int D_, int KB, bool WithDQ_> struct plan : tiling<D_, KB> {
@@ -83,6 +85,7 @@ template <int D_, int KB, bool WithDQ_> struct plan : tiling<D_, KB> {
 
 // ---- the kernel ---------------------------------------------------------------------------------
 
+//> weights
 // P^T and dS^T of a warp's keys and queries, rounded, as left operands. LSE: of the lane's first
 // query, in shared memory, as `prepare` has left it.
 template <class T, int Blocks, int Tiles>
@@ -106,6 +109,9 @@ __device__ inline void weights(fragment (&P)[Blocks][Tiles / 2], fragment (&dS)[
     }
 }
 
+//< weights
+
+//> start-from
 // The sums of dP^T start from -D, which so costs nothing.
 template <int Blocks, int Tiles>
 __device__ inline void start_from(float (&dP)[Blocks][Tiles][4], const float *D) {
@@ -119,6 +125,9 @@ __device__ inline void start_from(float (&dP)[Blocks][Tiles][4], const float *D)
     }
 }
 
+//< start-from
+
+//> add-fragments
 // Adds a block's part of dQ to the sums in HBM, in the order of the fragments: each lane has four
 // numbers in a row, and the lanes of a block follow one another.
 template <int Threads, int Blocks, int Tiles>
@@ -132,6 +141,9 @@ __device__ inline void add_fragments(float *sums, const float (&dQ)[Blocks][Tile
                           make_float4(dQ[b][n][0], dQ[b][n][1], dQ[b][n][2], dQ[b][n][3]));
 }
 
+//< add-fragments
+
+//> walk
 // The first query, rounded down to tiles, that sees key j0 or a later one.
 __host__ __device__ inline int first_query(const shape &s, int Br, int j0) {
     int i = j0 + s.Nq - s.Nk;
@@ -147,6 +159,8 @@ struct tile_of_queries {
         if (i >= Nq) i = first, head++;
     }
 };
+
+//< walk
 
 // Starts copying such a tile: its rows of Q and dO, and their two numbers each.
 template <class T, class Plan>
@@ -242,6 +256,7 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
         const float *of_row =
             (const float *)(smem + Plan::MinusLSE + stage * Plan::Numbers) + query + 2 * t;
 
+        //> squares
         float S[Blocks][Tiles][4] = {}, dP[Blocks][Tiles][4]; // of the transposes
         multiply<T, D / 16>(
             S, [&](int r, int k) { return load<D>(K_left, r, k); },
@@ -257,7 +272,9 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
         weights<T>(P, dS, S, dP, of_row, c);
         if (!InRegisters) put<Br>(dS_own + From_dS_to_P + square, P);
         if (!InRegisters || Plan::WithDQ) put<Br>(dS_own + square, dS);
+        //< squares
 
+        //> sums
         auto add_to_dV = [&] {
             multiply<T, Br / 16>(
                 dV,
@@ -293,6 +310,7 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
             add_fragments<Threads>(dQ_sums + ((size_t)now.head * pitch + now.i) * D, dQ);
         }
         if (!InRegisters) add_to_dK();
+        //< sums
         now.advance(Br, first, s.Nq);
         stage = stage + 1 == Plan::Stages ? 0 : stage + 1;
         if (OneBarrier) place ^= 1;

@@ -92,6 +92,7 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
                 D_row[b][half] = of_row[Plan::Stages * Br + 16 * b + 8 * half];
             }
 
+        //> rows
         float S[Blocks][Tiles][4] = {}, dP[Blocks][Tiles][4];
         multiply<T, D / 16>(
             S, [&](int r, int k) { return load<D>(Q_left + tile, r, k); },
@@ -127,6 +128,7 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
         multiply<T, Br / 16>(
             dK, [&](int r, int k) { return load_transposed<Bc>(dS_down + square, k, r); },
             [&](int k, int n) { return load_transposed<D>(Q_down + tile, k, n); });
+        //< rows
         now.advance(Br, first, s.Nq);
         stage = stage + 1 == Plan::Stages ? 0 : stage + 1;
         place ^= 1;
