@@ -63,7 +63,8 @@ template <int D> uint64_t tile_sectors(uint64_t first, uint64_t rows, uint64_t d
 }
 
 // ---- fragments ----------------------------------------------------------------------------------
-//
+
+//> lanes
 // ldmatrix_x4 takes 16 x 16 elements of a tile, each lane the address of 8 of them in a row. There
 // are two orders of the four 8 x 8 matrices, and each can be transposed on the way:
 //
@@ -76,7 +77,6 @@ template <int D> uint64_t tile_sectors(uint64_t first, uint64_t rows, uint64_t d
 // The functions give the lane's address for the 16 x 16 at (r, c) of a tile of rows of W elements
 // that begins `tile` bytes after smem. Such an address is a number of 32 bits, a pointer one of 64.
 
-//> lanes
 template <int W> __device__ inline uint32_t straight(uint32_t tile, int r, int c) {
     int lane = threadIdx.x % Lanes;
     return tile + Bytes * swizzled<W>(r + lane % 16, c + lane / 16 * 8);

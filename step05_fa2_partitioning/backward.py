@@ -13,7 +13,7 @@ LOG2E = np.log2(np.e)
 
 #> backward
 def block_of_keys(j, Q, K, V, LSE, D, dO, scale, causal, Br, Bc):
-    """dK and dV of keys j ... j + Bc - 1, and what they add to dQ. S^T has a row for each key, and so have P^T and dS^T."""
+    """What keys j ... j + Bc - 1 add to dQ, and their dK and dV. The rows of S^T, P^T and dS^T are keys."""
     Nq, Nk, k, v = len(Q), len(K), K[j:j + Bc], V[j:j + Bc]
     dQ, dK, dV = np.zeros_like(Q), np.zeros_like(k), np.zeros_like(v)
     first = max(0, j + Nq - Nk) // Br * Br if causal else 0  # of the tiles that see key j
