@@ -13,6 +13,8 @@
 // keys (QueryWarps = 1), its P^T and dS^T are the left operands as they are, in registers, as the
 // forward's P is. Else several warps share the queries of a key, and P^T and dS^T go through shared
 // memory, in 16 bits.
+//
+// What is the same for the other kernel of keys, gradients_rows.h, stands here, too.
 #ifndef STEP05_GRADIENTS_H
 #define STEP05_GRADIENTS_H
 
