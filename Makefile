@@ -79,7 +79,7 @@ TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(filter-out tests/count_instructio
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
 
 .PHONY: all sim gpu run train peers diff test test-sim test-programs test-gpu need-gpu need-sim test-full test-more test-shapes test-sanitized test-clang \
-        mutants fill book sram wavefronts registers curves timelines plots deps help list clean bench-sim gallery format numpy-cases
+        mutants fill book sram wavefronts backward registers registers-backward curves timelines plots deps help list clean bench-sim gallery format numpy-cases
 .DELETE_ON_ERROR:
 all: sim gpu                ## build everything that this machine can build
 
@@ -270,7 +270,7 @@ test-sim: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants 
 	$(PYTHON) notes/plot_training.py --check
 	$(PYTHON) tests/mutants.py --check $(wildcard tests/mutants/*.txt)
 # The openings whose output no page quotes: fill.py has run the others.
-	@set -e; for f in $(wildcard step*/attention.py); do \
+	@set -e; for f in $(wildcard step*/attention.py step*/backward.py); do \
 	  grep -q "run: .*$$f" $(PAGES) || $(PYTHON) $$f >$(BUILD)/attention.out; done
 	$(PYTHON) tests/test_book.py
 	$(PYTHON) tests/test_openings.py
@@ -338,8 +338,17 @@ wavefronts: $(BUILD)/sim/ladder    ## count the kernels' wavefronts of shared me
 	  END { for (i = 1; i <= n; i++) print names[i] ",1024,64," sum[names[i]] "," ideal[names[i]] }' \
 	  $(BUILD)/wavefronts.csv >notes/results/sim_wavefronts.csv
 
+# What step05's backwards ask of HBM, of one head by its length, and their tiles on cards of 99, 163 and 227 KB.
+BACKWARD := --pass backward --dtype bf16 --kernel fa2-deterministic,fa2-fused --format csv
+backward: $(BUILD)/sim/step05    ## count the bytes of step05's backwards: notes/results/sim_backward.csv
+	@{ for d in 64 128; do for n in 256 512 1024; do $< -n $$n -H 1 -d $$d $(BACKWARD) && \
+	     $< -n $$n -H 1 -d $$d --causal $(BACKWARD) || exit 1; done; done; \
+	   for m in 99K 163K 227K; do for d in 64 128 256; do $< -n 128 -H 1 -d $$d --sram $$m $(BACKWARD) || exit 1; done; done; \
+	 } >$(BUILD)/backward.csv
+	@awk 'NR == 1 || !/^date/' $(BUILD)/backward.csv >notes/results/sim_backward.csv
+
 # Registers of the forward rungs of step05 and step06, as nvcc numbers them at launch; without those that pad d, or mask.
-registers:                  ## count the registers of step05's and step06's forwards (needs nvcc): notes/results/registers_*.csv
+registers: registers-backward    ## count the registers of step05's and step06's kernels (needs nvcc): notes/results/registers_*.csv
 	$(if $(NVCC),,$(error make registers needs nvcc))
 	$(call count_registers,90,-arch=sm_90,$(wildcard $(call step_dir,05)/[1-7]_*.cu))
 	$(call count_registers,90a,$(HOPPER),$(wildcard $(call step_dir,06)/[1-5]_*.cu))
@@ -354,6 +363,19 @@ define count_registers
       /REG:/ && a ~ /[0-9]/ && a !~ /true/ { gsub(/__nv_bfloat16|__half|false|[, ]/, "", a); gsub(/[A-Z]+:/, ""); \
         print name "," type "," a "," $$1 "," ($$2 > 0) }'; done; } >notes/results/registers_sm$(1).csv
 endef
+
+# Of step05's backwards also the bytes of the stack that a thread spills to, and for which shared memory (KB) the
+# kernel of keys is.
+registers-backward: $(wildcard $(call step_dir,05)/*backward*.cu)
+	$(if $(NVCC),,$(error make registers needs nvcc))
+	@{ echo "# nvcc $$($(NVCC) --version | sed -n 's/.*, V//p'), sm_90"; echo "kernel,function,dtype,head_dim,KB,registers,stack"; \
+	  for f in $^; do $(NVCC) $(NVFLAGS) -arch=sm_90 -cubin $$f -o $(BUILD)/registers.cubin || exit 1; \
+	    cuobjdump --dump-resource-usage $(BUILD)/registers.cubin | c++filt | \
+	    awk -v name=$$(sed -n 's/^ *\.name = "\(.*\)",$$/\1/p' $$f) ' \
+	      /Function/ { a = $$0; sub(/<.*/, "", a); sub(/.*::/, "", a); type = $$0 ~ /<__half/ ? "fp16" : "bf16"; \
+	        sizes = $$0; sub(/.*plan</, "", sizes); sub(/.*(__half|bfloat16), /, "", sizes); split(sizes, size, /[,>]/) } \
+	      /REG:/ && a ~ /gradients|query_sums/ { gsub(/[A-Z]+:/, ""); KB = a ~ /gradients/ ? size[2] + 0 : ""; \
+	        print name "," a "," type "," size[1] "," KB "," $$1 "," $$2 }'; done; } >notes/results/registers_backward_sm90.csv
 
 timelines: $(BUILD)/sim/step06    ## draw what step06's blocks do in the simulator, notes/figures/timeline_*.svg
 	$(PYTHON) notes/timeline.py

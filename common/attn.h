@@ -80,6 +80,7 @@ struct attn_kernel {
     unsigned dtypes;              // bit 1 << dtype for each data type it computes in
     unsigned passes;              // ATTN_FORWARD | ATTN_BACKWARD
     int least_sm, exact_sm;       // runs on compute capability >= least_sm; exact_sm: only there
+    unsigned any_order;           // the passes that add with atomics: last bits may differ by run
     bool variant;                 // another form of a rung: runs only when --kernel names it
     bool redoes;                  // may do a part again, for some inputs: it asks for what its model
                                   // says, or for more

@@ -6,7 +6,7 @@
 // tile of queries each, as in the forward:
 //
 //   prepare     LSE and D of each row, D = rowsum(dO o O)
-//   gradients   for each tile of keys: dK and dV            (gradients.h)
+//   gradients   for each tile of keys: dK and dV            (gradients.h, gradients_rows.h)
 //   query_sums  for each tile of queries: dQ
 //
 // Both make S, P and dP again: seven products where five would do. What that buys: nobody adds to
@@ -19,7 +19,7 @@
 // Limits:  fp16, bf16.
 
 #include "fa2.h"
-#include "gradients.h"
+#include "gradients_rows.h"
 
 namespace step05_8 {
 
@@ -36,24 +36,6 @@ template <int D> struct tiling_of_queries {
     static constexpr int Bc = D == 64 ? 64 : D == 128 ? 32 : 16;
     static constexpr int Smem = (2 * Br + 4 * Bc) * D * Bytes;
 };
-
-// dS of a warp's queries, rounded, as a left operand. A lane has two rows of each 16.
-template <class T, int Blocks, int Tiles>
-__device__ static void
-weights_of_rows(fragment (&dS)[Blocks][Tiles / 2], const float (&S)[Blocks][Tiles][4],
-                const float (&dP)[Blocks][Tiles][4], const float (&minus_LSE)[Blocks][2], float c) {
-#pragma unroll
-    for (int b = 0; b < Blocks; b++)
-#pragma unroll
-        for (int n = 0; n < Tiles; n++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                float left = probability<T>(S[b][n][2 * half], minus_LSE[b][half], c);
-                float right = probability<T>(S[b][n][2 * half + 1], minus_LSE[b][half], c);
-                dS[b][n / 2].x[n % 2 * 2 + half] =
-                    pack<T>(left * dP[b][n][2 * half], right * dP[b][n][2 * half + 1]);
-            }
-}
 
 // grid: B * H * ceil(Nq / Br) tiles of queries
 template <class T, int D>
@@ -106,25 +88,22 @@ __global__ void __launch_bounds__(tiling_of_queries<D>::Threads, tiling_of_queri
         if (j0 + Bc < keys) copy_keys(j0 + Bc, stage ^ 1);
         uint32_t tile = stage * Tile;
 
+        //> query-sums
         float S[Blocks][Bc / 8][4] = {}, dP[Blocks][Bc / 8][4];
         multiply<T, D / 16>(
             S, [&](int r, int k) { return load<D>(Q_left, r, k); },
             [&](int k, int n) { return load<D>(K_right + tile, n, k); });
         if (!visible(s, i0 + query, j0 + Bc - 1)) mask<false>(S, s, i0 + query, j0);
-#pragma unroll
-        for (int b = 0; b < Blocks; b++)
-#pragma unroll
-            for (int n = 0; n < Bc / 8; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) dP[b][n][e] = D_row[b][e / 2];
+        start_from_rows(dP, D_row);
         multiply<T, D / 16>(
             dP, [&](int r, int k) { return load<D>(dO_left, r, k); },
             [&](int k, int n) { return load<D>(K_right + V - K + tile, n, k); });
-        fragment dS[Blocks][Bc / 16];
-        weights_of_rows<T>(dS, S, dP, LSE, c);
+        fragment P[Blocks][Bc / 16], dS[Blocks][Bc / 16];
+        weights_of_rows<T>(P, dS, S, dP, LSE, c);
         multiply<T, Bc / 16>(
             dQ, [&](int r, int k) { return dS[r / 16][k / 16]; },
             [&](int k, int n) { return load_transposed<D>(K_down + tile, k, n); });
+        //< query-sums
     }
     cp_async_wait_all();
     __syncthreads(); // all have read Q; or, in a block without keys, it has arrived for nothing
@@ -170,7 +149,7 @@ template <class T, class Plan> static void launch(const attn_problem *p, const a
     cudaFuncSetAttribute(query_sums<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          tiling::Smem);
     launch_prepare<T, D, false>(p, t, minus_LSE, minus_D, nullptr);
-    launch_gradients<T, Plan>(p, t, minus_LSE, minus_D, nullptr);
+    launch_dK_dV<T, Plan>(p, t, minus_LSE, minus_D, nullptr);
     LAUNCH((query_sums<T, D>), grid, tiling::Threads, tiling::Smem, (const T *)t->Q,
            (const T *)t->K, (const T *)t->V, (const T *)t->dO, minus_LSE, minus_D, (T *)t->dQ,
            shape_of(p), head_pitch(p));

@@ -5,7 +5,7 @@
 // sums in HBM, in fp32 and with atomics:
 //
 //   prepare     LSE and D of each row; zeros for dQ's sums
-//   gradients   for each tile of keys: dK and dV; dQ's sums   (gradients.h)
+//   gradients   for each tile of keys: dK and dV; dQ's sums   (gradients.h, gradients_rows.h)
 //   finish      dQ = scale * its sums, in 16 bits
 //
 // Nobody but these kernels sees the sums, so they may lie in any order: here as the fragments do.
@@ -21,7 +21,7 @@
 // Limits:  fp16, bf16.
 
 #include "fa2.h"
-#include "gradients.h"
+#include "gradients_rows.h"
 
 namespace step05_9 {
 
@@ -38,6 +38,7 @@ __global__ void __launch_bounds__(Plan::Threads)
     constexpr int Blocks = Plan::dQ_Rows / 16, Tiles = Plan::dQ_Columns / 8;
     int tiles = (s.Nq + Br - 1) / Br, bh = blockIdx.x / tiles, i0 = blockIdx.x % tiles * Br;
     const float *tile = sums + ((size_t)bh * pitch + i0) * D + 4 * threadIdx.x;
+    //> finish
     float dQ[Blocks][Tiles][4]; // where add_fragments has left them
 #pragma unroll
     for (int b = 0; b < Blocks; b++)
@@ -49,6 +50,7 @@ __global__ void __launch_bounds__(Plan::Threads)
     put<T, D>(own<D>(0, Plan::dQ_row(), Plan::dQ_column()), dQ, s.scale);
     __syncthreads(); // dQ is complete
     store_tile<T, Br, D, Threads>(dQ_hbm + ((size_t)bh * s.Nq + i0) * s.d, 0, s.Nq - i0, s.d);
+    //< finish
 }
 
 template <class Plan> static attn_traffic finish_traffic(const attn_problem *p) {
@@ -81,7 +83,7 @@ template <class T, class Plan> static void launch(const attn_problem *p, const a
     unsigned grid = p->batch * p->heads * ceil_div(p->seqlen_q, Plan::Br);
     size_t bytes = Plan::QueryTile;
     launch_prepare<T, Plan::D, true>(p, t, minus_LSE, minus_D, sums);
-    launch_gradients<T, Plan>(p, t, minus_LSE, minus_D, sums);
+    launch_dK_dV<T, Plan>(p, t, minus_LSE, minus_D, sums);
     LAUNCH((finish<T, Plan>), grid, Plan::Threads, bytes, sums, (T *)t->dQ, shape_of(p),
            head_pitch(p));
 }
@@ -131,6 +133,7 @@ static const attn_kernel kernel = {
     .dtypes = 1u << ATTN_BF16 | 1u << ATTN_FP16,
     .passes = ATTN_FORWARD | ATTN_BACKWARD,
     .least_sm = 80,
+    .any_order = ATTN_BACKWARD,
     .supports = supports,
     .describe = describe,
     .buffers = buffers,

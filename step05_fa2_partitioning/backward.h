@@ -14,12 +14,14 @@ constexpr int Bytes = 2; // of an element
 // once. But then LSE log2(e) is rounded once more than LSE is, and where logits go into the ten
 // thousands, fp16 has enough digits to show it. So for fp16 the factor log2(e) comes last, which is
 // one instruction more.
+//> probability
 template <class T> constexpr float Unit = std::is_same_v<T, __half> ? 1 : Log2e;
 
 // c = Unit scale.
 template <class T> __device__ inline float probability(float S, float minus_LSE, float c) {
     return exp2_approx(Log2e / Unit<T> * (c * S + minus_LSE));
 }
+//< probability
 
 // ---- tiles --------------------------------------------------------------------------------------
 
@@ -61,7 +63,8 @@ template <int D> uint64_t tile_sectors(uint64_t first, uint64_t rows, uint64_t d
 }
 
 // ---- fragments ----------------------------------------------------------------------------------
-//
+
+//> lanes
 // ldmatrix_x4 takes 16 x 16 elements of a tile, each lane the address of 8 of them in a row. There
 // are two orders of the four 8 x 8 matrices, and each can be transposed on the way:
 //
@@ -83,6 +86,7 @@ template <int W> __device__ inline uint32_t crossed(uint32_t tile, int r, int c)
     int lane = threadIdx.x % Lanes;
     return tile + Bytes * swizzled<W>(r + lane / 16 * 8 + lane % 8, c + lane / 8 % 2 * 8);
 }
+//< lanes
 
 // Where a lane's part of (r, c) lies, when `at` is where its part of (0, 0) does; for multiples
 // of 8. Rows that are 8 apart are swizzled alike, and columns flip bits: so an address is computed
@@ -103,6 +107,7 @@ template <int W> __device__ inline fragment load_transposed(uint32_t at, int r, 
     return f;
 }
 
+//> multiply
 // C += A B for a warp's part of C, 16 Blocks rows and 8 Tiles columns, and 16 Steps columns of A.
 // left(r, k) is A's fragment at row r, column k; right(k, c) is B's at row k, column c.
 template <class T, int Steps, int Blocks, int Tiles, class Left, class Right>
@@ -123,6 +128,7 @@ __device__ inline void multiply(float (&C)[Blocks][Tiles][4], Left left, Right r
         }
     }
 }
+//< multiply
 
 // Where a lane's two elements of the 8 x 8 at (r, c) of a product go; and so do those of an
 // operand.
@@ -155,6 +161,41 @@ __device__ inline void put(uint32_t at, const float (&C)[Blocks][Tiles][4], floa
             for (int half = 0; half < 2; half++)
                 *(uint32_t *)(smem + moved<W>(at, 16 * b + 8 * half, 8 * n)) =
                     pack<T>(C[b][n][2 * half] * factor, C[b][n][2 * half + 1] * factor);
+}
+
+// ---- the weights --------------------------------------------------------------------------------
+
+// P and dS of a warp's queries and keys, rounded, as left operands. minus_LSE: of the lane's rows.
+template <class T, int Blocks, int Tiles>
+__device__ inline void
+weights_of_rows(fragment (&P)[Blocks][Tiles / 2], fragment (&dS)[Blocks][Tiles / 2],
+                const float (&S)[Blocks][Tiles][4], const float (&dP)[Blocks][Tiles][4],
+                const float (&minus_LSE)[Blocks][2], float c) {
+#pragma unroll
+    for (int b = 0; b < Blocks; b++)
+#pragma unroll
+        for (int n = 0; n < Tiles; n++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float left = probability<T>(S[b][n][2 * half], minus_LSE[b][half], c);
+                float right = probability<T>(S[b][n][2 * half + 1], minus_LSE[b][half], c);
+                int x = n % 2 * 2 + half;
+                P[b][n / 2].x[x] = pack<T>(left, right);
+                dS[b][n / 2].x[x] =
+                    pack<T>(left * dP[b][n][2 * half], right * dP[b][n][2 * half + 1]);
+            }
+}
+
+// The sums of dP start from -D of their row, which so costs nothing.
+template <int Blocks, int Tiles>
+__device__ inline void start_from_rows(float (&dP)[Blocks][Tiles][4],
+                                       const float (&minus_D)[Blocks][2]) {
+#pragma unroll
+    for (int b = 0; b < Blocks; b++)
+#pragma unroll
+        for (int n = 0; n < Tiles; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) dP[b][n][e] = minus_D[b][e / 2];
 }
 
 // ---- the mask -----------------------------------------------------------------------------------
@@ -195,6 +236,7 @@ inline uint64_t padded_rows(const attn_problem *p) {
 __device__ inline float to_float(__half x) { return __half2float(x); }
 __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 
+//> prepare
 // For each row -LSE in its unit, or -infinity where P is 0, and -D, D = rowsum(dO o O), from which
 // dP can start. Clears also makes zeros of the sums for dQ, of as many rows as the block has.
 // grid: padded rows / RowsOfBlock; D / 8 lanes a row
@@ -231,6 +273,7 @@ __global__ void __launch_bounds__(PrepareThreads)
             *(float4 *)&sums[4 * n] = make_float4(0, 0, 0, 0);
         }
 }
+//< prepare
 
 template <int D> attn_traffic prepare_traffic(const attn_problem *p, bool clears) {
     const uint64_t at_once = Lanes / (D / Chunk), requests = padded_rows(p) / at_once;

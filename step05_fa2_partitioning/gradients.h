@@ -13,6 +13,8 @@
 // keys (QueryWarps = 1), its P^T and dS^T are the left operands as they are, in registers, as the
 // forward's P is. Else several warps share the queries of a key, and P^T and dS^T go through shared
 // memory, in 16 bits.
+//
+// What is the same for the other kernel of keys, gradients_rows.h, stands here, too.
 #ifndef STEP05_GRADIENTS_H
 #define STEP05_GRADIENTS_H
 
@@ -25,6 +27,7 @@ namespace step05::backward {
 // D: d padded. KB: of shared memory that a block may have. Warps divide the Bc keys among them by
 // KeyWarps, and the Br queries, or the D columns, by QueryWarps. dQ is divided by dQ_Warps along
 // the queries and by the rest along its columns. Stages: tiles of Q and dO on the chip.
+//> tilings
 template <int D, int KB> struct tiling;
 template <> struct tiling<64, 99> {
     static constexpr int Br = 32, Bc = 128, KeyWarps = 4, QueryWarps = 1, dQ_Warps = 2;
@@ -47,6 +50,7 @@ template <> struct tiling<256, 99> { // two warps: right, and slow
     static constexpr int Br = 32, Bc = 16, KeyWarps = 1, QueryWarps = 2, dQ_Warps = 1;
     static constexpr int Stages = 2, BlocksPerSM = 1;
 };
+//< tilings
 
 // What follows from it.
 template <int D_, int KB, bool WithDQ_> struct plan : tiling<D_, KB> {
@@ -83,6 +87,7 @@ template <int D_, int KB, bool WithDQ_> struct plan : tiling<D_, KB> {
 
 // ---- the kernel ---------------------------------------------------------------------------------
 
+//> weights
 // P^T and dS^T of a warp's keys and queries, rounded, as left operands. LSE: of the lane's first
 // query, in shared memory, as `prepare` has left it.
 template <class T, int Blocks, int Tiles>
@@ -106,6 +111,9 @@ __device__ inline void weights(fragment (&P)[Blocks][Tiles / 2], fragment (&dS)[
     }
 }
 
+//< weights
+
+//> start-from
 // The sums of dP^T start from -D, which so costs nothing.
 template <int Blocks, int Tiles>
 __device__ inline void start_from(float (&dP)[Blocks][Tiles][4], const float *D) {
@@ -119,6 +127,9 @@ __device__ inline void start_from(float (&dP)[Blocks][Tiles][4], const float *D)
     }
 }
 
+//< start-from
+
+//> add-fragments
 // Adds a block's part of dQ to the sums in HBM, in the order of the fragments: each lane has four
 // numbers in a row, and the lanes of a block follow one another.
 template <int Threads, int Blocks, int Tiles>
@@ -132,10 +143,54 @@ __device__ inline void add_fragments(float *sums, const float (&dQ)[Blocks][Tile
                           make_float4(dQ[b][n][0], dQ[b][n][1], dQ[b][n][2], dQ[b][n][3]));
 }
 
+//< add-fragments
+
+//> walk
 // The first query, rounded down to tiles, that sees key j0 or a later one.
 __host__ __device__ inline int first_query(const shape &s, int Br, int j0) {
     int i = j0 + s.Nq - s.Nk;
     return s.causal && i > 0 ? i / Br * Br : 0;
+}
+
+// One of the tiles of queries that see some of a block's keys: of all heads of their group, one
+// head after the other.
+struct tile_of_queries {
+    int head, i;
+    __device__ void advance(int Br, int first, int Nq) {
+        i += Br;
+        if (i >= Nq) i = first, head++;
+    }
+};
+
+//< walk
+
+// Starts copying such a tile: its rows of Q and dO, and their two numbers each.
+template <class T, class Plan>
+__device__ inline void copy_queries(const tile_of_queries &at, int stage, const T *Q_hbm,
+                                    const T *dO_hbm, const float *minus_LSE, const float *minus_D,
+                                    const shape &s, int pitch) {
+    constexpr int D = Plan::D, Br = Plan::Br, Threads = Plan::Threads;
+    size_t row = (size_t)at.head * s.Nq + at.i, sum = (size_t)at.head * pitch + at.i;
+    int rows = s.Nq - at.i, n = 4 * threadIdx.x;
+    uint32_t tile = stage * Plan::QueryTile, of_row = stage * Plan::Numbers + n * sizeof(float);
+    start_copy<T, Br, D, Threads>(Plan::Q + tile, Q_hbm + row * s.d, rows, s.d);
+    start_copy<T, Br, D, Threads>(Plan::dO + tile, dO_hbm + row * s.d, rows, s.d);
+    if (n < Br) cp_async_16(smem + Plan::MinusLSE + of_row, minus_LSE + sum + n);
+    if (n < Br) cp_async_16(smem + Plan::MinusD + of_row, minus_D + sum + n);
+}
+
+// The sums of a block to HBM, by way of shared memory: a warp has them from (key, column) on.
+template <class T, class Plan, int Blocks, int Tiles>
+__device__ inline void store_gradients(T *dK_hbm, T *dV_hbm, const float (&dK)[Blocks][Tiles][4],
+                                       const float (&dV)[Blocks][Tiles][4], int key, int column,
+                                       int rows, const shape &s) {
+    constexpr int D = Plan::D, Bc = Plan::Bc, Threads = Plan::Threads;
+    __syncthreads(); // all have read K, and now dK takes its place, and dV that of V
+    put<T, D>(own<D>(Plan::K, key, column), dK, s.scale);
+    put<T, D>(own<D>(Plan::V, key, column), dV, 1);
+    __syncthreads(); // both are complete
+    store_tile<T, Bc, D, Threads>(dK_hbm, Plan::K, rows, s.d);
+    store_tile<T, Bc, D, Threads>(dV_hbm, Plan::V, rows, s.d);
 }
 
 // grid: B * Hkv * ceil(Nk / Bc) tiles of keys
@@ -163,25 +218,11 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
     int column = warp % Plan::QueryWarps * Plan::Columns;
     size_t row_of_K = (size_t)kv * s.Nk + j0;
 
-    // The tiles of queries that see some of the keys, one head of the group after the other.
-    struct tile_of_queries {
-        int head, i;
-    };
     int first = first_query(s, Br, j0), turns = (s.Nq - first + Br - 1) / Br * group(s);
     tile_of_queries next = {kv * group(s), first}, now = next; // to be copied, to be worked on
-    auto advance = [&](tile_of_queries &at) {
-        at.i += Br;
-        if (at.i >= s.Nq) at.i = first, at.head++;
-    };
     auto copy_next = [&](int stage) {
-        size_t row = (size_t)next.head * s.Nq + next.i, sum = (size_t)next.head * pitch + next.i;
-        int rows = s.Nq - next.i, n = 4 * threadIdx.x;
-        uint32_t tile = stage * Plan::QueryTile, of_row = stage * Plan::Numbers + n * sizeof(float);
-        start_copy<T, Br, D, Threads>(Plan::Q + tile, Q_hbm + row * s.d, rows, s.d);
-        start_copy<T, Br, D, Threads>(Plan::dO + tile, dO_hbm + row * s.d, rows, s.d);
-        if (n < Br) cp_async_16(smem + Plan::MinusLSE + of_row, minus_LSE + sum + n);
-        if (n < Br) cp_async_16(smem + Plan::MinusD + of_row, minus_D + sum + n);
-        advance(next);
+        copy_queries<T, Plan>(next, stage, Q_hbm, dO_hbm, minus_LSE, minus_D, s, pitch);
+        next.advance(Br, first, s.Nq);
     };
     start_copy<T, Bc, D, Threads>(Plan::K, K_hbm + row_of_K * s.d, s.Nk - j0, s.d);
     start_copy<T, Bc, D, Threads>(Plan::V, V_hbm + row_of_K * s.d, s.Nk - j0, s.d);
@@ -217,6 +258,7 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
         const float *of_row =
             (const float *)(smem + Plan::MinusLSE + stage * Plan::Numbers) + query + 2 * t;
 
+        //> squares
         float S[Blocks][Tiles][4] = {}, dP[Blocks][Tiles][4]; // of the transposes
         multiply<T, D / 16>(
             S, [&](int r, int k) { return load<D>(K_left, r, k); },
@@ -232,7 +274,9 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
         weights<T>(P, dS, S, dP, of_row, c);
         if (!InRegisters) put<Br>(dS_own + From_dS_to_P + square, P);
         if (!InRegisters || Plan::WithDQ) put<Br>(dS_own + square, dS);
+        //< squares
 
+        //> sums
         auto add_to_dV = [&] {
             multiply<T, Br / 16>(
                 dV,
@@ -268,17 +312,14 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
             add_fragments<Threads>(dQ_sums + ((size_t)now.head * pitch + now.i) * D, dQ);
         }
         if (!InRegisters) add_to_dK();
-        advance(now);
+        //< sums
+        now.advance(Br, first, s.Nq);
         stage = stage + 1 == Plan::Stages ? 0 : stage + 1;
         if (OneBarrier) place ^= 1;
     }
 
-    __syncthreads(); // all have read K, and now dK takes its place, and dV that of V
-    put<T, D>(own<D>(Plan::K, key, column), dK, s.scale);
-    put<T, D>(own<D>(Plan::V, key, column), dV, 1);
-    __syncthreads(); // both are complete
-    store_tile<T, Bc, D, Threads>(dK_hbm + row_of_K * s.d, Plan::K, s.Nk - j0, s.d);
-    store_tile<T, Bc, D, Threads>(dV_hbm + row_of_K * s.d, Plan::V, s.Nk - j0, s.d);
+    store_gradients<T, Plan>(dK_hbm + row_of_K * s.d, dV_hbm + row_of_K * s.d, dK, dV, key, column,
+                             s.Nk - j0, s);
 }
 
 // ---- the host's side ----------------------------------------------------------------------------

@@ -90,6 +90,16 @@ Test(checks, let_a_kernel_redo_a_part) {
 
 Test(checks, catch_runs_that_differ) { expect_caught(DEPENDS_ON_THE_RUN, "different bits"); }
 
+// Where atomics add in any order, that is no fault.
+Test(checks, runs_may_differ_where_a_kernel_says_so) {
+    struct attn_kernel kernel = *wrong_attention(DEPENDS_ON_THE_RUN);
+    kernel.any_order = ATTN_FORWARD;
+    struct result r = run_once(&kernel, DATA_NORMAL, 2);
+    cr_expect_eq(r.outcome, RAN_RIGHT, "%s", r.why);
+    kernel.any_order = ATTN_BACKWARD;
+    cr_expect_eq(run_once(&kernel, DATA_NORMAL, 2).outcome, RAN_WRONG);
+}
+
 Test(checks, faults_in_the_mask_show_on_constant_input) {
     cr_expect_eq(run_fault(MASK_OFF_BY_ONE, DATA_CONSTANT, 1).outcome, RAN_WRONG);
     cr_expect_eq(run_fault(SKIPS_THE_TAIL, DATA_CONSTANT, 1).outcome, RAN_WRONG);
