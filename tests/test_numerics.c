@@ -312,6 +312,46 @@ Test(dtype, rounds_to_nearest_even_and_overflows_to_infinity) {
     cr_expect_eq(bf16_from_float(FLT_TRUE_MIN), 0);
 }
 
+static double e4m3_by_definition(int bits) {
+    int exponent = bits >> 3 & 15, fraction = bits & 7;
+    double magnitude = exponent ? ldexp(8 + fraction, exponent - 10) : ldexp(fraction, -9);
+    return bits & 0x80 ? -magnitude : magnitude;
+}
+
+Test(dtype, every_e4m3_pattern) {
+    for (int bits = 0; bits < 256; bits++) {
+        float x = e4m3_to_float((uint8_t)bits);
+        if ((bits & 0x7f) == 0x7f) {
+            cr_expect(isnan(x), "%02x gave %a", bits, x);
+            cr_expect_eq(e4m3_from_float(x), 0x7f, "the one that the instruction gives");
+            continue;
+        }
+        cr_expect_eq(x, e4m3_by_definition(bits), "%02x gave %a", bits, x);
+        cr_expect_eq(signbit(x) != 0, bits >> 7);
+        cr_expect_eq(e4m3_from_float(x), bits, "%02x came back as %02x", bits, e4m3_from_float(x));
+    }
+}
+
+Test(dtype, e4m3_rounds_to_nearest_even_and_saturates) {
+    for (int bits = 0; bits < 0x7e; bits++) {
+        double half = (e4m3_by_definition(bits) + e4m3_by_definition(bits + 1)) / 2;
+        int even = bits % 2 ? bits + 1 : bits;
+        for (int sign = 0; sign < 2; sign++) {
+            float x = (float)(sign ? -half : half);
+            cr_expect_eq(e4m3_from_float(x), even | sign << 7, "%a", x);
+            cr_expect_eq(e4m3_from_float(nextafterf(x, 0)), bits | sign << 7, "below %a", x);
+            cr_expect_eq(e4m3_from_float(nextafterf(x, 2 * x)), (bits + 1) | sign << 7, "above");
+        }
+    }
+    const float large[] = {448, 463, 464, 465, 1e5f, FLT_MAX, INFINITY};
+    for (unsigned i = 0; i < sizeof large / sizeof *large; i++) {
+        cr_expect_eq(e4m3_from_float(large[i]), 0x7e, "%g", large[i]);
+        cr_expect_eq(e4m3_from_float(-large[i]), 0xfe, "-%g", large[i]);
+    }
+    cr_expect_eq(e4m3_from_float(-NAN), 0x7f);
+    cr_expect_eq(e4m3_from_float(-1e-40f), 0x80);
+}
+
 Test(dtype, nan_stays_nan) {
     const uint32_t patterns[] = {0x7f800001, 0x7fc00000, 0x7fffffff, 0xff800001, 0xffffffff};
     for (int i = 0; i < 5; i++) {

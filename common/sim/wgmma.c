@@ -28,11 +28,12 @@ struct accumulators {
 struct product {
     struct product *next;
     struct operand A, B; // A.name NULL: it came from registers
-    bool fp16, accumulate;
+    enum sim_element element;
+    bool accumulate;
     uint32_t group, started, step; // the time, and the timeline's
     struct sim_place place;
     struct accumulators *accumulators;
-    uint16_t a[64][16], b[256][16];
+    uint16_t a[64][16], b[256][16]; // of e4m3, pairs
 };
 
 // Register i of a thread: row and column of D.
@@ -71,7 +72,8 @@ static struct accumulators *accumulators_of(struct warpgroup *g, const struct si
     return take_accumulators(g, first->N);
 }
 
-// A from registers: as the a of mma, 16 rows for each warp.
+// A from registers: as the a of mma, 16 rows for each warp. For e4m3 each of its 16-bit elements is
+// a pair: register 0 has bytes 4 t to 4 t + 3 of a row, register 2 those 16 further on.
 static void gather_registers(const struct warpgroup *g, uint16_t (*to)[16]) {
     for (int t = 0; t < 128; t++) {
         const uint32_t *A = ((const struct sim_wgmma *)g->argument[t])->A;
@@ -85,8 +87,9 @@ static void gather_registers(const struct warpgroup *g, uint16_t (*to)[16]) {
 
 static bool start(struct warpgroup *g) {
     const struct sim_wgmma *first = g->argument[0];
-    struct operand B = {"B", first->smem_B, first->N, first->B_mn_major};
-    struct operand A = {first->A ? NULL : "A", first->smem_A, 64, first->A_mn_major};
+    int bytes = first->element == SIM_E4M3 ? 1 : 2;
+    struct operand B = {"B", first->smem_B, first->N, bytes, first->B_mn_major};
+    struct operand A = {first->A ? NULL : "A", first->smem_A, 64, bytes, first->A_mn_major};
     operand_inspect(g, &B, first->pc);
     if (A.name) operand_inspect(g, &A, first->pc);
     struct accumulators *accumulators = accumulators_of(g, first);
@@ -94,7 +97,7 @@ static bool start(struct warpgroup *g) {
     if (!p) abort();
     p->A = A;
     p->B = B;
-    p->fp16 = first->fp16;
+    p->element = first->element;
     p->accumulate = first->accumulate;
     p->place = g->place;
     p->group = g->groups;
@@ -114,21 +117,57 @@ static bool start(struct warpgroup *g) {
 
 // ---- completing one -----------------------------------------------------------------------------
 
+static int depth(const struct product *p) { return p->element == SIM_E4M3 ? 32 : 16; }
+
+// A row of an operand, as floats.
+static void convert(enum sim_element element, const uint16_t from[16], float *to) {
+    for (int i = 0; i < 16; i++) {
+        if (element == SIM_FP16) to[i] = fp16_to_float(from[i]);
+        if (element == SIM_BF16) to[i] = bf16_to_float(from[i]);
+        if (element == SIM_E4M3) {
+            to[2 * i] = e4m3_to_float((uint8_t)from[i]);
+            to[2 * i + 1] = e4m3_to_float((uint8_t)(from[i] >> 8));
+        }
+    }
+}
+
 // As for mma (tensor.c): exact products. How many of them the hardware adds at once is not known to
-// us; here all 16 and the accumulator, with one rounding.
+// us; here all 16 (of e4m3 32) and the accumulator, with one rounding.
+static float add_exactly(const float *a, const float *b, int depth, float d) {
+    double sum = (double)d;
+    for (int k = 0; k < depth; k++) sum += (double)a[k] * (double)b[k];
+    return (float)sum;
+}
+
+// e4m3 with sim_options.fp8_14_bits: a model of what others have measured on Hopper, not NVIDIA's
+// word. DeepSeek-V3's report (arXiv:2412.19437, 3.5.2) finds that the products are shifted to the
+// largest exponent among them and that 14 bits of each are kept; SageAttention2 (arXiv:2411.10958)
+// that the accumulator has 1 + 8 + 13 bits: sign, exponent, fraction. So here each product and the
+// accumulator is cut, towards zero, to a multiple of 2^(e - 13), where 2^e is the largest power of
+// two in any of them; then they are added exactly, and the sum, too, is cut to 14 bits.
+static float add_in_14_bits(const float *a, const float *b, int depth, float d) {
+    double largest = fabs((double)d);
+    for (int k = 0; k < depth; k++) largest = fmax(largest, fabs((double)a[k] * (double)b[k]));
+    if (largest == 0 || isinf(largest)) return add_exactly(a, b, depth, d);
+    int unit = ilogb(largest) - 13;
+    double units = ldexp(1, -unit), sum = trunc((double)d * units);
+    for (int k = 0; k < depth; k++) sum += trunc((double)a[k] * (double)b[k] * units);
+    int more = sum == 0 || isnan(sum) ? 0 : ilogb(sum) - 13; // bits that the sum has too many
+    if (more > 0) sum = ldexp(trunc(ldexp(sum, -more)), more);
+    return (float)ldexp(sum, unit);
+}
+
 static void multiply(struct product *p) {
-    float (*to_float)(uint16_t) = p->fp16 ? fp16_to_float : bf16_to_float;
-    float(*b)[16] = sim_worker->sm90->converted;
-    for (int n = 0; n < p->B.rows; n++)
-        for (int k = 0; k < 16; k++) b[n][k] = to_float(p->b[n][k]);
+    float(*b)[32] = sim_worker->sm90->converted, a[32];
+    bool in_14_bits = p->element == SIM_E4M3 && sim_worker->fp8_14_bits;
+    for (int n = 0; n < p->B.rows; n++) convert(p->element, p->b[n], b[n]);
     for (int m = 0; m < 64; m++) {
-        float a[16];
-        for (int k = 0; k < 16; k++) a[k] = to_float(p->a[m][k]);
+        convert(p->element, p->a[m], a);
         for (int n = 0; n < p->B.rows; n++) {
             float *d = &p->accumulators->value[m][n];
-            double sum = p->accumulate ? (double)*d : 0;
-            for (int k = 0; k < 16; k++) sum += (double)a[k] * (double)b[n][k];
-            *d = (float)sum;
+            float before = p->accumulate ? *d : 0;
+            *d = in_14_bits ? add_in_14_bits(a, b[n], depth(p), before)
+                            : add_exactly(a, b[n], depth(p), before);
         }
     }
 }
@@ -236,7 +275,7 @@ static void complete(struct warpgroup *g) {
     operand_expect_unchanged(g, &p->B, p->b, p->place);
     multiply(p);
     char what[40];
-    snprintf(what, sizeof what, "m64n%dk16", p->B.rows);
+    snprintf(what, sizeof what, "m64n%dk%d", p->B.rows, depth(p));
     timeline_add("tensor cores", g->number, "product", p->step, what, p->place);
     if (--p->accumulators->products == 0) write_back(g, p);
     g->first = p->next;
@@ -291,7 +330,8 @@ void sim_wgmma_start(struct sim_wgmma *mine, struct sim_place place) {
     expect_fenced(t, D, "the accumulators", mine->accumulate, place);
     D->products++;
     D->place = place;
-    warpgroup_meet(start, mine, "wgmma_m64k16()", place);
+    warpgroup_meet(start, mine, mine->element == SIM_E4M3 ? "wgmma_m64k32()" : "wgmma_m64k16()",
+                   place);
 }
 
 static bool commit(struct warpgroup *g) {
