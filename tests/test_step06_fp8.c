@@ -1,0 +1,362 @@
+// test_step06_fp8.c - FP8 attention, step by step: what the pre-pass writes, bit by bit; inputs that
+// e4m3 holds exactly, of which O is exact, too; and all others against attention in double of what
+// the pre-pass has made of them, so that only the rounding of P is left.
+
+#include "dtype.h"
+#include "fp8.h"
+#include "machine.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct machine machine;
+
+static void open_machine(void) {
+    char why[300];
+    cr_assert(machine_open(&(struct machine_options){0}, &machine, why, sizeof why), "%s", why);
+    if (machine.sm != 90) cr_skip_test("this step needs a Hopper GPU, or the simulator");
+}
+
+TestSuite(step06_fp8, .init = open_machine);
+
+// ---- a problem, with its inputs and outputs -----------------------------------------------------
+
+enum { Q, K, V };
+
+struct fp8_case {
+    struct attn_problem p;
+    uint64_t size[3];   // elements of Q, K, V
+    float *x[3];        // Q, K, V: bf16 values
+    float *O, *LSE;     // of the kernel
+    uint8_t *buffer[3]; // Q8, K8, V8, of the kernel
+    uint8_t *x8[3];     // rows as they should be: of V, too
+    float *scale[3];    // of each row
+};
+
+static int rows_of(const struct attn_problem *p, int x) { return x == Q ? p->seqlen_q : p->seqlen_k; }
+static int heads_of(const struct attn_problem *p, int x) {
+    return p->batch * (x == Q ? p->heads : p->kv_heads);
+}
+static uint64_t pitch_of(int columns) { return ((uint64_t)columns + 31) / 32 * 32; }
+
+static struct fp8_case new_case(struct attn_problem p) {
+    struct fp8_case c = {.p = p};
+    c.p.dtype = ATTN_FP8, c.p.smem = machine.smem, c.p.sm = machine.sm;
+    if (!c.p.sm_count) c.p.sm_count = machine.sm_count;
+    if (c.p.scale == 0) c.p.scale = (float)(1 / sqrt(p.head_dim));
+    for (int x = Q; x <= V; x++) {
+        uint64_t rows = (uint64_t)heads_of(&p, x) * (uint64_t)rows_of(&p, x);
+        c.size[x] = rows * (uint64_t)p.head_dim;
+        c.x[x] = calloc(c.size[x], sizeof(float));
+        c.x8[x] = calloc(c.size[x], 1);
+        c.scale[x] = calloc(rows, sizeof(float));
+    }
+    c.O = calloc(c.size[Q], sizeof(float));
+    c.LSE = calloc(attn_rows(&p), sizeof(float));
+    return c;
+}
+
+static void free_case(struct fp8_case *c) {
+    for (int x = Q; x <= V; x++) {
+        free(c->x[x]), free(c->x8[x]), free(c->scale[x]), free(c->buffer[x]);
+    }
+    free(c->O), free(c->LSE);
+}
+
+static const char *name_of(const struct attn_problem *p) {
+    static char text[200];
+    static const char *const scales[] = {"tensor", "head", "block"};
+    snprintf(text, sizeof text,
+             "-b %d -H %d --kv-heads %d --seqlen-q %d --seqlen-k %d -d %d%s --fp8-scale %s%s, "
+             "%d multiprocessors",
+             p->batch, p->heads, p->kv_heads, p->seqlen_q, p->seqlen_k, p->head_dim,
+             p->causal ? " --causal" : "", scales[p->fp8_scale], p->rotate ? " --rotate" : "",
+             p->sm_count);
+    return text;
+}
+
+// ---- random numbers -----------------------------------------------------------------------------
+
+static uint64_t seed;
+static uint32_t next_random(void) {
+    seed = seed * 6364136223846793005 + 1442695040888963407;
+    return (uint32_t)(seed >> 33);
+}
+static float normal(void) { // nearly: the sum of 12, less its mean
+    float sum = -6;
+    for (int i = 0; i < 12; i++) sum += (float)next_random() / 2147483648.0f;
+    return sum;
+}
+
+// Heads, and blocks of rows, of different sizes, so that a wrong scale shows.
+static void fill_normal(struct fp8_case *c) {
+    seed = 42;
+    for (int x = Q; x <= V; x++)
+        for (uint64_t i = 0; i < c->size[x]; i++) {
+            uint64_t row = i / (uint64_t)c->p.head_dim;
+            int of_head = rows_of(&c->p, x), head = (int)(row / (uint64_t)of_head);
+            int block = (int)(row % (uint64_t)of_head) / FP8_BLOCK;
+            float size = (1 + 0.5f * (float)(head % 3)) * (block % 2 ? 0.4f : 1);
+            c->x[x][i] = bf16_to_float(bf16_from_float(normal() * size));
+        }
+}
+
+// ---- the kernels --------------------------------------------------------------------------------
+
+// Only those that are linked in, and that KERNEL=name,name asks for, if it is set.
+static bool is_asked_for(const struct attn_kernel *k) {
+    const char *asked = getenv("KERNEL");
+    char list[300], name[60];
+    snprintf(list, sizeof list, ",%s,", asked ? asked : k->name);
+    snprintf(name, sizeof name, ",%s,", k->name);
+    return strstr(list, name) && (k->dtypes >> ATTN_FP8 & 1);
+}
+
+static void *upload_bf16(const char *name, const float *host, uint64_t elements) {
+    uint16_t *packed = malloc(elements * 2);
+    void *device = machine_alloc(name, elements * 2);
+    cr_assert(packed && device);
+    dtype_pack(ATTN_FP8, host, packed, elements);
+    machine_write(device, packed, elements * 2);
+    free(packed);
+    return device;
+}
+
+static bool same_traffic(const struct attn_traffic *a, const struct attn_traffic *b) {
+    return a->load == b->load && a->store == b->store && a->atomic == b->atomic &&
+           a->tma_load == b->tma_load && a->tma_store == b->tma_store;
+}
+
+// Runs the kernel's forward once and fetches what it has written. False: it does not take this.
+static bool run(const struct attn_kernel *k, struct fp8_case *c) {
+    const struct attn_problem *p = &c->p;
+    char why[300];
+    struct attn_buffer buffers[ATTN_MAX_BUFFERS];
+    struct attn_tensors t = {0};
+    struct measurement m;
+    if (!k->supports(p, ATTN_FORWARD, why, sizeof why)) return false;
+    t.Q = upload_bf16("Q", c->x[Q], c->size[Q]);
+    t.K = upload_bf16("K", c->x[K], c->size[K]);
+    t.V = upload_bf16("V", c->x[V], c->size[V]);
+    t.O = machine_alloc("O", c->size[Q] * 2);
+    t.LSE = machine_alloc("LSE", attn_rows(p) * 4);
+    machine_poison(t.O, c->size[Q] * 2);
+    machine_poison(t.LSE, attn_rows(p) * 4);
+    int count = k->buffers(p, buffers);
+    for (int i = 0; i < count; i++) {
+        t.buffer[i] = machine_alloc(buffers[i].name, buffers[i].bytes);
+        machine_poison(t.buffer[i], buffers[i].bytes);
+    }
+    struct machine_work work = {k->forward, p, &t};
+    machine_run(&work, &m);
+    cr_expect(!m.error[0], "--kernel %s %s: %s", k->name, name_of(p), m.error);
+    struct attn_traffic model = k->model(p, ATTN_FORWARD);
+    if (machine.simulated && !m.error[0])
+        cr_expect(same_traffic(&m.asked, &model), "--kernel %s %s: asked is not the model: %llu %llu %llu %llu %llu, %llu %llu %llu %llu %llu",
+                  k->name, name_of(p), (unsigned long long)m.asked.load, (unsigned long long)m.asked.store, (unsigned long long)m.asked.atomic, (unsigned long long)m.asked.tma_load, (unsigned long long)m.asked.tma_store,
+                  (unsigned long long)model.load, (unsigned long long)model.store, (unsigned long long)model.atomic, (unsigned long long)model.tma_load, (unsigned long long)model.tma_store);
+    uint16_t *O = malloc(c->size[Q] * 2);
+    machine_read(O, t.O, c->size[Q] * 2);
+    dtype_unpack(ATTN_FP8, O, c->O, c->size[Q]);
+    free(O);
+    machine_read(c->LSE, t.LSE, attn_rows(p) * 4);
+    for (int i = Q; i <= V; i++) {
+        free(c->buffer[i]);
+        c->buffer[i] = malloc(buffers[i].bytes);
+        machine_read(c->buffer[i], t.buffer[i], buffers[i].bytes);
+    }
+    for (int i = 0; i < count; i++) machine_free(t.buffer[i]);
+    machine_free((void *)t.Q), machine_free((void *)t.K), machine_free((void *)t.V);
+    machine_free(t.O), machine_free(t.LSE);
+    return true;
+}
+
+// ---- the pre-pass on the host -------------------------------------------------------------------
+
+static void rotate_row(float *x, int d) {
+    for (int e = 0; e < d; e++) x[e] *= fp8_sign(e);
+    for (int n = 1; n < d; n *= 2)
+        for (int e = 0; e < d; e++)
+            if (!(e & n)) {
+                float a = x[e], b = x[e + n];
+                x[e] = a + b, x[e + n] = a - b;
+            }
+    for (int e = 0; e < d; e++) x[e] *= 1 / sqrtf((float)d);
+}
+
+// The number of the group of rows that a row shares its scale with.
+static uint64_t group_of(const struct attn_problem *p, int x, uint64_t row) {
+    uint64_t rows = (uint64_t)rows_of(p, x), head = row / rows, block = row % rows / FP8_BLOCK;
+    return p->fp8_scale == FP8_SCALE_TENSOR ? 0
+           : p->fp8_scale == FP8_SCALE_HEAD ? head
+                                            : head * rows + block;
+}
+
+static void quantise_on_host(struct fp8_case *c, int x) {
+    const uint64_t d = (uint64_t)c->p.head_dim, rows = c->size[x] / d;
+    float *values = malloc(c->size[x] * sizeof(float)), *largest = calloc(rows, sizeof(float));
+    memcpy(values, c->x[x], c->size[x] * sizeof(float));
+    for (uint64_t row = 0; row < rows; row++) {
+        if (c->p.rotate && x != V) rotate_row(values + row * d, (int)d);
+        float *most = &largest[group_of(&c->p, x, row)];
+        for (uint64_t e = 0; e < d; e++) *most = fmaxf(*most, fabsf(values[row * d + e]));
+    }
+    for (uint64_t row = 0; row < rows; row++) {
+        float most = largest[group_of(&c->p, x, row)], factor = fp8_factor(most);
+        c->scale[x][row] = fp8_scale_of(most);
+        for (uint64_t e = 0; e < d; e++)
+            c->x8[x][row * d + e] = e4m3_from_float(values[row * d + e] * factor);
+    }
+    free(values), free(largest);
+}
+
+// Rows of d bytes and zeros up to the pitch.
+static void expect_rows(const struct attn_kernel *k, const struct fp8_case *c, int x) {
+    const uint64_t d = (uint64_t)c->p.head_dim, pitch = pitch_of(c->p.head_dim);
+    uint64_t wrong = 0;
+    for (uint64_t row = 0; row < c->size[x] / d; row++)
+        for (uint64_t e = 0; e < pitch; e++) {
+            uint8_t right = e < d ? c->x8[x][row * d + e] : 0;
+            wrong += c->buffer[x][row * pitch + e] != right;
+        }
+    cr_expect_eq(wrong, 0, "--kernel %s %s: %llu bytes of %c8", k->name, name_of(&c->p),
+                 (unsigned long long)wrong, "QKV"[x]);
+}
+
+// In the order of quantize.h's table, and zeros where there is no key.
+static void expect_transposed(const struct attn_kernel *k, const struct fp8_case *c) {
+    static const int key_of_slot[16] = {0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15};
+    const uint64_t d = (uint64_t)c->p.head_dim, keys = (uint64_t)c->p.seqlen_k;
+    const uint64_t pitch = pitch_of(c->p.seqlen_k);
+    uint64_t wrong = 0;
+    for (uint64_t head = 0; head < (uint64_t)heads_of(&c->p, V); head++)
+        for (uint64_t e = 0; e < d; e++)
+            for (uint64_t slot = 0; slot < pitch; slot++) {
+                uint64_t key = slot / 16 * 16 + (uint64_t)key_of_slot[slot % 16];
+                uint8_t right = key < keys ? c->x8[V][(head * keys + key) * d + e] : 0;
+                wrong += c->buffer[V][(head * d + e) * pitch + slot] != right;
+            }
+    cr_expect_eq(wrong, 0, "--kernel %s %s: %llu bytes of V8", k->name, name_of(&c->p),
+                 (unsigned long long)wrong);
+}
+
+// ---- attention in double, of Q8, K8, V8 ---------------------------------------------------------
+
+static double value(const struct fp8_case *c, int x, uint64_t row, uint64_t e) {
+    return (double)e4m3_to_float(c->x8[x][row * (uint64_t)c->p.head_dim + e]) *
+           (double)c->scale[x][row];
+}
+
+struct row_of_O {
+    double O[256];     // exact
+    double most[256];  // by which rounding of P can move O, at most
+    double usual[256]; // its square: what it does on average, at most
+    double LSE, largest_logit;
+};
+
+// An e4m3 is off by 2^-4 of itself at most, and by 2^-10 below the normal ones; P is 2^8 times the
+// weight. On average it is off by 1 / sqrt(3) of that at most.
+static void exact_row(const struct fp8_case *c, uint64_t query, struct row_of_O *r) {
+    const struct attn_problem *p = &c->p;
+    const uint64_t d = (uint64_t)p->head_dim, keys = (uint64_t)p->seqlen_k;
+    const uint64_t bh = query / (uint64_t)p->seqlen_q, b = bh / (uint64_t)p->heads;
+    const uint64_t h = bh % (uint64_t)p->heads / (uint64_t)(p->heads / p->kv_heads);
+    const uint64_t first = (b * (uint64_t)p->kv_heads + h) * keys;
+    const int seen = attn_visible_keys(p, (int)(query % (uint64_t)p->seqlen_q));
+    double *S = malloc((size_t)(seen + 1) * sizeof *S), m = -INFINITY, l = 0;
+    *r = (struct row_of_O){.LSE = -INFINITY};
+    for (int j = 0; j < seen; j++) {
+        S[j] = 0;
+        for (uint64_t e = 0; e < d; e++)
+            S[j] += value(c, Q, query, e) * value(c, K, first + (uint64_t)j, e);
+        S[j] *= (double)p->scale;
+        m = fmax(m, S[j]);
+        r->largest_logit = fmax(r->largest_logit, fabs(S[j]));
+    }
+    for (int j = 0; j < seen; j++) l += S[j] = exp(S[j] - m);
+    for (int j = 0; j < seen; j++)
+        for (uint64_t e = 0; e < d; e++) {
+            double v = value(c, V, first + (uint64_t)j, e);
+            double off = fmax(S[j] / 16, 0x1p-18) * fabs(v) / l;
+            r->O[e] += S[j] * v / l;
+            r->most[e] += off;
+            r->usual[e] += off * off / 3;
+        }
+    if (seen) r->LSE = m + log(l);
+    free(S);
+}
+
+static void expect_right_O(const struct attn_kernel *k, const struct fp8_case *c) {
+    const uint64_t d = (uint64_t)c->p.head_dim, rows = attn_rows(&c->p);
+    double error = 0, usual = 0;
+    uint64_t wrong_O = 0, wrong_LSE = 0;
+    static struct row_of_O r;
+    for (uint64_t i = 0; i < rows; i++) {
+        exact_row(c, i, &r);
+        double LSE = (double)c->LSE[i];
+        bool dead = r.LSE == -INFINITY;
+        wrong_LSE += dead ? !(LSE == r.LSE)
+                          : !(fabs(LSE - r.LSE) <= 0x1p-20 * (4 + r.largest_logit));
+        for (uint64_t e = 0; e < d; e++) {
+            double off = (double)c->O[i * d + e] - r.O[e], bf16 = fabs(r.O[e]) * 0x1p-8;
+            wrong_O += !(fabs(off) <= 1.01 * r.most[e] + bf16);
+            error += off * off;
+            usual += r.usual[e] + bf16 * bf16 / 3;
+        }
+    }
+    cr_expect_eq(wrong_LSE, 0, "--kernel %s %s: %llu rows of LSE", k->name, name_of(&c->p),
+                 (unsigned long long)wrong_LSE);
+    cr_expect_eq(wrong_O, 0, "--kernel %s %s: %llu elements of O", k->name, name_of(&c->p),
+                 (unsigned long long)wrong_O);
+    cr_expect(error <= usual, "--kernel %s %s: O is off by %.3g, should be %.3g", k->name,
+              name_of(&c->p), sqrt(error), sqrt(usual));
+    if (getenv("SHOW")) printf("%s %s: %.3f\n", k->name, name_of(&c->p), sqrt(error / usual));
+}
+
+static void expect_all_right(struct attn_problem p) {
+    struct fp8_case c = new_case(p);
+    fill_normal(&c);
+    for (int x = Q; x <= V; x++) quantise_on_host(&c, x);
+    for (int i = 0; i < attn_kernel_count(); i++) {
+        const struct attn_kernel *k = attn_kernel_at(i);
+        if (!is_asked_for(k) || !run(k, &c)) continue;
+        expect_rows(k, &c, Q);
+        expect_rows(k, &c, K);
+        expect_transposed(k, &c);
+        expect_right_O(k, &c);
+    }
+    free_case(&c);
+}
+
+// ---- normal inputs ------------------------------------------------------------------------------
+
+// Every way to scale; d that is padded, or not; the last blocks of rows and tiles of keys short.
+Test(step06_fp8, every_scale_and_d) {
+    static const int dims[] = {8, 40, 64, 80, 128, 136, 256};
+    for (int i = 0; i < 21; i++)
+        expect_all_right((struct attn_problem){.batch = 1,
+                                               .heads = 2,
+                                               .kv_heads = 2,
+                                               .seqlen_q = 70 + 67 * (i % 2),
+                                               .seqlen_k = i % 4 == 3 ? 33 : 270 - i,
+                                               .head_dim = dims[i % 7],
+                                               .causal = i / 2 % 2,
+                                               .fp8_scale = (enum fp8_scale)(i % 3)});
+}
+
+Test(step06_fp8, rotation) {
+    static const int dims[] = {8, 16, 32, 64, 128, 256};
+    for (int i = 0; i < 6; i++)
+        expect_all_right((struct attn_problem){.batch = 1,
+                                               .heads = 2,
+                                               .kv_heads = 1,
+                                               .seqlen_q = 130,
+                                               .seqlen_k = 140,
+                                               .head_dim = dims[i],
+                                               .causal = i % 2,
+                                               .fp8_scale = (enum fp8_scale)(i % 3),
+                                               .rotate = true});
+}
