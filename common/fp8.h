@@ -6,10 +6,11 @@
 // (--fp8-scale): with the largest element of them,
 //
 //     x8 = e4m3(x * factor),   factor = 448 / largest          x is about  x8 * scale,
-//                                                              scale = largest / 448
+//                                                              scale = largest * (1 / 448)
 //
-// Both quotients are fp32, rounded, and so is the product before it becomes an e4m3: GPU and host
-// agree to the last bit. For Q the blocks are rows, for K and V keys; a head's last block can be
+// All of these are fp32, rounded at each step, and so is the product before it becomes an e4m3: GPU
+// and host agree to the last bit. (The scale is no quotient, because a division takes a GPU a
+// subroutine, and the attention kernel has no registers for it where scales are read.) For Q the blocks are rows, for K and V keys; a head's last block can be
 // shorter.
 //
 // --rotate: first each row of Q and K becomes  x D H / sqrt(d),  with D = diag(fp8_sign(0), …) and
@@ -41,7 +42,7 @@ enum { FP8_P_OFFSET = 8 }; // log2
 
 // What x is multiplied with. Where there is next to nothing, 448 / largest would be infinite.
 FP8_FUNCTION float fp8_factor(float largest) { return largest > 0x1p-100f ? 448 / largest : 1; }
-FP8_FUNCTION float fp8_scale_of(float largest) { return largest > 0x1p-100f ? largest / 448 : 1; }
+FP8_FUNCTION float fp8_scale_of(float largest) { return largest > 0x1p-100f ? largest * (1.0f / 448) : 1; }
 
 // 1 or -1, as if by chance, for each column of a row. (The mixing steps are those of "lowbias32",
 // by Chris Wellons, nullprogram.com/blog/2018/07/31.)

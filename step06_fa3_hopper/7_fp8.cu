@@ -22,8 +22,8 @@
 //
 // New since rung 5: quantize.h, and in fp8_roles.h what is said of e4m3 there.
 //
-// Run:     make run ARGS="--kernel fp8 --dtype fp8 -d 128 --fp8-scale head --rotate"  (in this folder)
-// Limits:  forward only; sm_90a.
+// Run:     make run ARGS="--kernel fp8 --dtype fp8 -d 128 --fp8-scale head --rotate"  (in this
+// folder) Limits:  forward only; sm_90a.
 
 #include "fp8_roles.h"
 
@@ -159,15 +159,17 @@ __global__ void __launch_bounds__(Tiling::Threads, 1)
 
 // ---- the host's side: what the harness asks of a rung ------------------------------------------
 
-// The tiles, by d, the mask and the length: calls f with one of them. Blocks of K with scales of
-// their own are tiles, too. With a mask, and few keys, wide tiles would mostly be masked.
+// The tiles, by d, the mask and the length: calls f with one of them. Keys that share a scale are a
+// tile, too. With a mask and few keys, much of a wide tile would be masked.
 template <bool Causal, class F> static auto choose_tiling(const attn_problem *p, F f) {
     const bool blocks = p->fp8_scale == FP8_SCALE_BLOCK, few = p->seqlen_k <= 2048;
     if (p->head_dim <= 64) return f(tiling<64, Causal, 3, 128>());
     if (p->head_dim > 128) return f(tiling<256, Causal, 2, 128>());
     if (blocks || (Causal && few)) return f(tiling<128, Causal, 2, 128>());
-    if (Causal) return f(tiling<128, Causal, 2, 192>());
-    return f(tiling<128, Causal, 3, 96>());
+    if constexpr (Causal)
+        return f(tiling<128, true, 2, 192>());
+    else
+        return f(tiling<128, false, 3, 96>());
 }
 template <class F> static auto with_tiling(const attn_problem *p, F f) {
     return p->causal ? choose_tiling<true>(p, f) : choose_tiling<false>(p, f);

@@ -18,8 +18,8 @@ template <int Columns, bool Mask, int Warpgroups, int Keys> struct tiling {
     static constexpr bool Causal = Mask;
     static constexpr unsigned QStages = D == 256 ? 1 : 2; // buffers for Q that fit beside K and V
     static constexpr int Threads = (1 + Consumers) * Warpgroup;
-    static constexpr int ProducerRegisters = Consumers == 3 ? 32 : 40;
-    static constexpr int ConsumerRegisters = Consumers == 3 ? 160 : 232;
+    static constexpr int ProducerRegisters = Consumers == 3 ? 32 : 24;
+    static constexpr int ConsumerRegisters = Consumers == 3 ? 160 : 240;
     static_assert(ProducerRegisters + Consumers * ConsumerRegisters <=
                       (1 + Consumers) * (65536 / Threads / 8 * 8),
                   "setmaxnreg would wait for registers that the launch has not taken");
@@ -64,9 +64,7 @@ template <unsigned Count> __device__ inline int parity_of(unsigned n) { return n
 __host__ __device__ constexpr int panel_of(int columns) {
     return columns % 128 == 0 ? 128 : columns % 64 == 0 ? 64 : 32;
 }
-__host__ __device__ constexpr tensor_swizzle swizzle_of(int panel) {
-    return panel == 128 ? SWIZZLE_128B : panel == 64 ? SWIZZLE_64B : SWIZZLE_32B;
-}
+__host__ __device__ constexpr tensor_swizzle swizzle_of(int panel) { return (tensor_swizzle)panel; }
 
 // Starts the copy of R rows of Columns bytes, from column x and row y of the tensor on.
 template <int R, int Columns>
@@ -172,8 +170,7 @@ template <int Bc> __device__ inline void weights(float (&S)[Bc / 2], fp8_rows &r
 }
 
 // `units`: what O's unit was, in its new one.
-template <int D>
-__device__ inline void rescale(float (&O)[D / 2], const fp8_rows &r, float units) {
+template <int D> __device__ inline void rescale(float (&O)[D / 2], const fp8_rows &r, float units) {
     const float factor[2] = {r.factor[0] * units, r.factor[1] * units};
 #pragma unroll
     for (int n = 0; n < D / 2; n++) O[n] *= factor[n / 2 % 2];

@@ -39,9 +39,9 @@ namespace step06_fp8 {
 
 using namespace step06;
 
-constexpr int Block = FP8_BLOCK;      // rows that a block of the pre-pass takes
+constexpr int Block = FP8_BLOCK;               // rows that a block of the pre-pass takes
 constexpr int PrepassThreads = 128, Ahead = 4; // loads of a thread that are under way together
-constexpr int Piece = 8;              // columns that a lane takes at once: 16 bytes of bf16
+constexpr int Piece = 8; // columns that a lane takes at once: 16 bytes of bf16
 
 struct tensor { // [heads, rows, d]
     const __nv_bfloat16 *x;
@@ -214,7 +214,7 @@ struct scaling {
     int head, block; // how much further on that of the next head is, and of the next block of rows
 };
 __device__ inline float largest_of(const scaling &s, int head, int row) {
-    return s.largest[(size_t)head * s.head + row / Block * s.block];
+    return s.largest[head * s.head + row / Block * s.block];
 }
 __device__ inline float scale_of(const scaling &s, int head, int row) {
     return fp8_scale_of(largest_of(s, head, row));
@@ -235,8 +235,8 @@ __device__ inline void quantise_rows(const tensor &t, uint8_t *x8, int d, const 
         if (Rotate) rotate(x, column, d);
 #pragma unroll
         for (int e = 0; e < Piece; e++) x[e] *= factor;
-        uint2 eight = make_uint2(pack_e4m3(x[0], x[1], x[2], x[3]),
-                                 pack_e4m3(x[4], x[5], x[6], x[7]));
+        uint2 eight =
+            make_uint2(pack_e4m3(x[0], x[1], x[2], x[3]), pack_e4m3(x[4], x[5], x[6], x[7]));
         size_t to = ((size_t)at.head * t.rows + row) * pitch_of(d) + column;
         if (row < t.rows) *(uint2 *)&x8[to] = eight;
     });
@@ -266,9 +266,9 @@ __device__ inline void quantise_columns(const tensor &t, uint8_t *x8, int d, con
             uint32_t slots[4];
 #pragma unroll
             for (int k = 0; k < 8; k += 2)
-                slots[k / 2] = pack_e4m3(
-                    element(piece[k], e) * factor, element(piece[k + 1], e) * factor,
-                    element(piece[k + 8], e) * factor, element(piece[k + 9], e) * factor);
+                slots[k / 2] =
+                    pack_e4m3(element(piece[k], e) * factor, element(piece[k + 1], e) * factor,
+                              element(piece[k + 8], e) * factor, element(piece[k + 9], e) * factor);
             size_t to = ((size_t)at.head * d + column + e) * pitch + key;
             if (column < d && key < pitch)
                 *(uint4 *)&x8[to] = make_uint4(slots[0], slots[1], slots[2], slots[3]);
