@@ -94,35 +94,54 @@ __device__ inline uint4 load_piece(const tensor &t, int d, int head, int row, in
     return piece;
 }
 
-// Calls use(piece, row, column) for all pieces of a block's rows, as many as fill a pitch: lanes
-// are neighbours in memory. All lanes of a warp make the same number of calls.
+// A thread has the same columns of each row that it takes; threads are neighbours in memory.
+__device__ inline int column_of_thread(int d) {
+    return threadIdx.x % (pitch_of(d) / Piece) * Piece;
+}
+
+// Calls use(piece, row) for the thread's pieces of a block's rows. All threads make as many calls;
+// where there is no such row, it is t.rows.
 template <class F>
 __device__ inline void for_each_piece(const tensor &t, int d, int head, int first, F use) {
-    const int of_row = pitch_of(d) / Piece; // a multiple of 4, so the loop comes out even
-    for (int n0 = threadIdx.x; n0 < Block * of_row; n0 += PrepassThreads * Ahead) {
+    const int of_row = pitch_of(d) / Piece, rows = PrepassThreads / of_row; // rows at a time
+    const int mine = threadIdx.x / of_row, column = column_of_thread(d);
+    for (int r0 = 0; r0 < Block; r0 += rows * Ahead) {
         uint4 piece[Ahead];
+        int row[Ahead];
 #pragma unroll
         for (int u = 0; u < Ahead; u++) {
-            int n = n0 + u * PrepassThreads;
-            piece[u] = load_piece(t, d, head, first + n / of_row, n % of_row * Piece);
+            int r = r0 + u * rows + mine;
+            row[u] = mine < rows && r < Block ? min(first + r, t.rows) : t.rows;
+            piece[u] = load_piece(t, d, head, row[u], column);
         }
 #pragma unroll
-        for (int u = 0; u < Ahead; u++) {
-            int n = n0 + u * PrepassThreads;
-            use(piece[u], first + n / of_row, n % of_row * Piece);
-        }
+        for (int u = 0; u < Ahead; u++) use(piece[u], row[u]);
     }
 }
 
 // ---- rotation -----------------------------------------------------------------------------------
 
-// A row times diag(signs) H / sqrt(d), where d is a power of two and H Hadamard's matrix: H_1 = 1,
-// and H_2n = [H_n H_n; H_n -H_n]. So for n = 1, 2, 4, … each pair of elements n apart becomes its
-// sum and its difference: log2(d) additions for an element, instead of d multiplications. A lane
-// has 8 columns, x; the next 8 are the next lane's.
-__device__ inline void rotate(float (&x)[Piece], int column, int d) {
+// Rows are multiplied by diag(signs) H / sqrt(d), where d is a power of two and H Hadamard's matrix
+// (fp8.h). For n = 1, 2, 4, … each pair of elements n apart becomes its sum and its difference:
+// log2(d) additions for an element, instead of d multiplications.
+struct rotation {
+    float sign[Piece]; // of the thread's columns
+    int lanes;         // that have a row together
+    float shorter;     // 1 / sqrt(d)
+};
+__device__ inline rotation rotation_of_thread(int d) {
+    rotation r;
 #pragma unroll
-    for (int e = 0; e < Piece; e++) x[e] *= fp8_sign(column + e);
+    for (int e = 0; e < Piece; e++) r.sign[e] = fp8_sign(column_of_thread(d) + e);
+    r.lanes = d / Piece;
+    r.shorter = 1 / sqrtf((float)d);
+    return r;
+}
+
+// A lane has 8 columns, x; the next 8 are the next lane's.
+__device__ inline void rotate(float (&x)[Piece], const rotation &r) {
+#pragma unroll
+    for (int e = 0; e < Piece; e++) x[e] *= r.sign[e];
 #pragma unroll
     for (int n = 1; n < Piece; n *= 2)
 #pragma unroll
@@ -132,15 +151,13 @@ __device__ inline void rotate(float (&x)[Piece], int column, int d) {
                 x[e] = a + b;
                 x[e + n] = a - b;
             }
-    for (int lanes = 1; lanes * Piece < d; lanes *= 2)
+    for (int n = 1; n < r.lanes; n *= 2) {
+        float sign = threadIdx.x & n ? -1 : 1; // the lane has the former of the two, or the latter
 #pragma unroll
-        for (int e = 0; e < Piece; e++) {
-            float other = __shfl_xor_sync(~0u, x[e], lanes);
-            x[e] = column & lanes * Piece ? other - x[e] : x[e] + other;
-        }
-    const float shorter = 1 / sqrtf((float)d);
+        for (int e = 0; e < Piece; e++) x[e] = __shfl_xor_sync(~0u, x[e], n) + sign * x[e];
+    }
 #pragma unroll
-    for (int e = 0; e < Piece; e++) x[e] *= shorter;
+    for (int e = 0; e < Piece; e++) x[e] *= r.shorter;
 }
 
 // ---- the largest elements -----------------------------------------------------------------------
@@ -170,11 +187,12 @@ __global__ void __launch_bounds__(PrepassThreads)
                       float *largest, // [blocks of Q, K and V]
                       int *next) {    // [1] for the attention kernel to count from 0, or NULL
     place at = place_of_block(t);
+    rotation turn = Rotate ? rotation_of_thread(t.d) : rotation{};
     float most = 0;
-    for_each_piece(t.of[at.tensor], t.d, at.head, at.row, [&](const uint4 &piece, int, int column) {
+    for_each_piece(t.of[at.tensor], t.d, at.head, at.row, [&](const uint4 &piece, int) {
         float x[Piece];
         to_floats(x, piece);
-        if (Rotate && at.tensor != V) rotate(x, column, t.d);
+        if (Rotate && at.tensor != V) rotate(x, turn);
 #pragma unroll
         for (int e = 0; e < Piece; e++) most = fmaxf(most, fabsf(x[e]));
     });
@@ -229,10 +247,12 @@ struct scalings {
 template <bool Rotate>
 __device__ inline void quantise_rows(const tensor &t, uint8_t *x8, int d, const place &at,
                                      float factor) {
-    for_each_piece(t, d, at.head, at.row, [&](const uint4 &piece, int row, int column) {
+    const int column = column_of_thread(d);
+    rotation turn = Rotate ? rotation_of_thread(d) : rotation{};
+    for_each_piece(t, d, at.head, at.row, [&](const uint4 &piece, int row) {
         float x[Piece];
         to_floats(x, piece);
-        if (Rotate) rotate(x, column, d);
+        if (Rotate) rotate(x, turn);
 #pragma unroll
         for (int e = 0; e < Piece; e++) x[e] *= factor;
         uint2 eight =
@@ -371,19 +391,22 @@ inline uint64_t pieces_of_tensor(uint64_t n, int d) {
     return n / of_row * real + (rest < real ? rest : real);
 }
 
-// for_each_piece, for all blocks: what a warp's lanes load is a run of neighbours, as the pitch has
-// no place in the tensor.
+// for_each_piece, for all blocks: what a warp's lanes load is a run of neighbours, as the padding
+// has no place in the tensor.
 inline uint64_t sectors_of_pieces(const tensor &t, int d) {
+    const uint64_t of_row = pitch_of(d) / Piece, rows_at_a_time = PrepassThreads / of_row;
     uint64_t sum = 0;
     for (int head = 0; head < t.heads; head++)
         for (int first = 0; first < t.rows; first += Block) {
-            int rows = min(Block, t.rows - first);
             uint64_t base = ((uint64_t)head * t.rows + first) * d * 2;
-            uint64_t pieces = (uint64_t)rows * pitch_of(d) / Piece;
-            for (uint64_t n = 0; n < pieces; n += Lanes) {
-                uint64_t from = pieces_of_tensor(n, d);
-                uint64_t to = pieces_of_tensor(n + Lanes < pieces ? n + Lanes : pieces, d);
-                sum += sectors(base + from * 16, (to - from) * 16);
+            uint64_t rows = min(Block, t.rows - first);
+            for (uint64_t r0 = 0; r0 < rows; r0 += rows_at_a_time) {
+                uint64_t n = r0 * of_row, end = min(rows, r0 + rows_at_a_time) * of_row;
+                for (; n < end; n += Lanes) {
+                    uint64_t from = pieces_of_tensor(n, d);
+                    uint64_t to = pieces_of_tensor(min(n + Lanes, end), d);
+                    sum += sectors(base + from * 16, (to - from) * 16);
+                }
             }
         }
     return sum;
