@@ -334,8 +334,9 @@ wavefronts: $(BUILD)/sim/ladder    ## count the kernels' wavefronts of shared me
 	  END { for (i = 1; i <= n; i++) print names[i] ",1024,64," sum[names[i]] "," ideal[names[i]] }' \
 	  $(BUILD)/wavefronts.csv >notes/results/sim_wavefronts.csv
 
-# Registers of step05's kernels, as nvcc numbers them for sm_90; without those that pad d.
-registers: $(wildcard $(call step_dir,05)/*.cu)    ## count the registers of step05's kernels (needs nvcc): notes/results/registers_sm90.csv
+# Registers of step05's kernels, as nvcc numbers them for sm_90; without those that pad d. And of step06's for FP8.
+FP8_OBJECTS := $(patsubst %.cu,$(BUILD)/gpu/%.o,$(wildcard $(call step_dir,06)/*_fp8*.cu))
+registers: $(wildcard $(call step_dir,05)/*.cu) | $(FP8_OBJECTS)    ## count the registers of kernels (needs nvcc): notes/results/registers_sm90.csv, registers_sm90a.csv
 	$(if $(NVCC),,$(error make registers needs nvcc))
 	@{ echo "# nvcc $$($(NVCC) --version | sed -n 's/.*, V//p'), sm_90"; echo "kernel,dtype,head_dim,registers,spilled"; \
 	  for f in $^; do $(NVCC) $(NVFLAGS) -arch=sm_90 -cubin $$f -o $(BUILD)/registers.cubin || exit 1; \
@@ -344,6 +345,7 @@ registers: $(wildcard $(call step_dir,05)/*.cu)    ## count the registers of ste
 	      /Function/ { split($$0, part, /::|<|>/); a = part[3]; type = a ~ /half/ ? "fp16" : a ~ /bfloat/ ? "bf16" : "fp32" } \
 	      /REG:/ && a !~ /true/ { gsub(/__nv_bfloat16|__half|false|[, ]/, "", a); gsub(/[A-Z]+:/, ""); \
 	        print name "," type "," a "," $$1 "," ($$2 > 0) }'; done; } >notes/results/registers_sm90.csv
+	$(PYTHON) notes/hopper_registers.py $(FP8_OBJECTS) >notes/results/registers_sm90a.csv
 
 plots:                      ## draw the figures that show results, notes/figures/bytes_against_M.svg, training.svg
 	$(PYTHON) notes/plots.py

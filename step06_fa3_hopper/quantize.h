@@ -62,13 +62,13 @@ __host__ __device__ inline int blocks_of_head(const tensor &t) {
 }
 __host__ __device__ inline int blocks_of(const tensor &t) { return t.heads * blocks_of_head(t); }
 
-// Which rows this block takes. Blocks are numbered through Q, K and V.
+// Which rows block n takes. Blocks are numbered through Q, K and V.
 struct place {
     which tensor;
     int head, row;
 };
-__device__ inline place place_of_block(const tensors &t) {
-    int n = blockIdx.x, q = blocks_of(t.of[Q]), k = blocks_of(t.of[K]);
+__device__ inline place place_of(const tensors &t, int n) {
+    int q = blocks_of(t.of[Q]), k = blocks_of(t.of[K]);
     which x = n < q ? Q : n < q + k ? K : V;
     n -= x == Q ? 0 : x == K ? q : q + k;
     int of_head = blocks_of_head(t.of[x]);
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(PrepassThreads)
     largest_of_blocks(const __grid_constant__ tensors t,
                       float *largest, // [blocks of Q, K and V]
                       int *next) {    // [1] for the attention kernel to count from 0, or NULL
-    place at = place_of_block(t);
+    place at = place_of(t, blockIdx.x);
     rotation turn = Rotate ? rotation_of_thread(t.d) : rotation{};
     float most = 0;
     for_each_piece(t.of[at.tensor], t.d, at.head, at.row, [&](const uint4 &piece, int) {
@@ -303,7 +303,7 @@ __global__ void __launch_bounds__(PrepassThreads)
              uint8_t *Q8,   // [heads, Nq, pitch]
              uint8_t *K8,   // [heads, Nk, pitch]
              uint8_t *V8) { // [heads, d, pitch]
-    place at = place_of_block(t);
+    place at = place_of(t, gridDim.x - 1 - blockIdx.x); // what was read last may still be in L2
     const tensor &x = t.of[at.tensor];
     float factor = fp8_factor(largest_of(s.of[at.tensor], at.head, at.row));
     if (at.tensor == V)
