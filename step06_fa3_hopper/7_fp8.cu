@@ -1,7 +1,7 @@
-// step06, rung 7: FlashAttention-3 on e4m3, at twice the products a second.
+// step06, rung 7: FlashAttention-3 on 8-bit operands, e4m3.
 //
-// The idea: 8-bit operands. wgmma multiplies e4m3 twice as fast as bf16, and all tiles are half as
-// large. What has to change for it:
+// The idea: tensor cores make twice as many 8-bit products as 16-bit ones in the same time, and all
+// tiles are half as large. What has to change for it:
 //
 //   a pre-pass          quantises Q, K and V, and transposes V (quantize.h)
 //   P                   is rounded to e4m3, too: times 2^8, to use the range that there is. A lane
@@ -22,8 +22,8 @@
 //
 // New since rung 5: quantize.h, and in fp8_roles.h what is said of e4m3 there.
 //
-// Run:     make run ARGS="--kernel fp8 --dtype fp8 -d 128 --fp8-scale head --rotate"  (in this
-// folder) Limits:  forward only; sm_90a.
+// Run:     make run ARGS="--kernel fp8 --dtype fp8 -d 128 --rotate"     (in this folder)
+// Limits:  forward only; sm_90a.
 
 #include "fp8_roles.h"
 

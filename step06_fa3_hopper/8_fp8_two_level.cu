@@ -6,9 +6,9 @@
 // keys: the longer it gets, the more of each product is cut off. So here P V of a tile goes to an
 // accumulator of its own, T, which begins with 0, and the threads add it to O in fp32:
 //
-//     rung 7    O *= factor, where a maximum has grown      here    O = O * factor + T, for each
-//     tile
-//               O += P V     tensor cores                           T = P V
+//     rung 7    O += P V               on tensor cores, and  O *= factor  where a maximum has grown
+//     here      T = P V                on tensor cores
+//               O = O * factor + T     by the threads, for each tile
 //
 // That is D / 2 multiply-adds for each tile and thread, whether or not a maximum has grown; and T
 // takes another D / 2 registers, so tiles are smaller than rung 7's best, and d ends at 128.
