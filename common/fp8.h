@@ -54,6 +54,22 @@ FP8_FUNCTION float fp8_sign(int column) {
     return x & 1 ? -1.0f : 1.0f;
 }
 
+// ---- on the host: fp8.c -------------------------------------------------------------------------
+
+struct inputs; // inputs.h
+
+// One row times D H / sqrt(d).
+void fp8_rotate(float *row, int d);
+
+// A tensor as the kernel sees it: rotated if `rotate`, scaled, rounded to e4m3, and scaled back.
+void fp8_quantise(const struct attn_problem *p,
+                  const float *x, // [heads, rows, d]
+                  int heads, int rows, bool rotate,
+                  float *out); // as x
+
+// All of an input, new, without a dO. Free it by inputs_free. False: no memory.
+bool fp8_quantise_inputs(const struct attn_problem *p, const struct inputs *in, struct inputs *out);
+
 #ifdef __cplusplus
 }
 #endif

@@ -335,37 +335,44 @@ static void choose_accumulator(bool fp8_14_bits) {
     cr_assert(machine_open(&options, &machine, why, sizeof why), "%s", why);
 }
 
-// Row 0 of A times column 0 of B, by four steps of 32 products: a[k] b[k] for k < 32, then zeros,
-// except for `later` in the second step.
-static float e4m3_sum(const float a[32], const float b[32], float later) {
+// Row 0 of A times column 0 of B. The last of the four steps has the products a[k] b[k], the one
+// before it a single one, x y: that is in the accumulator then.
+static float e4m3_sum(const float a[32], const float b[32], float x, float y) {
     memset(e4m3_A, 0, sizeof e4m3_A);
     memset(e4m3_B, 0, sizeof e4m3_B);
+    e4m3_A[0][64] = e4m3_from_float(x);
+    e4m3_B[0][64] = e4m3_from_float(y);
     for (int k = 0; k < 32; k++) {
-        e4m3_A[0][k] = e4m3_from_float(a[k]);
-        e4m3_B[0][k] = e4m3_from_float(b[k]);
+        e4m3_A[0][96 + k] = e4m3_from_float(a[k]);
+        e4m3_B[0][96 + k] = e4m3_from_float(b[k]);
     }
-    e4m3_A[0][32] = e4m3_from_float(later);
-    e4m3_B[0][32] = e4m3_from_float(1);
     run_e4m3("e4m3 64 smem 128", 64);
     return held(e4m3_D, 64, 0, 0);
 }
 
-// What is summed, by hand. 256 * 256 = 2^16: the unit is 2^(16 - 13) = 8.
-static void expect_sums(bool fp8_14_bits) {
+// All products are `each` but number 5, which is `one` squared.
+static float sum_of(float each, float one, float x, float y) {
     float a[32], b[32];
-    choose_accumulator(fp8_14_bits);
-    for (int k = 0; k < 32; k++) a[k] = 7, b[k] = 1;
-    a[5] = b[5] = 256;
-    cr_expect_eq(e4m3_sum(a, b, 0), fp8_14_bits ? 65536 : 65536 + 31 * 7);
-    cr_expect_eq(e4m3_sum(a, b, 7), fp8_14_bits ? 65536 : 65536 + 32 * 7, "the accumulator counts");
-    for (int k = 0; k < 32; k++) a[k] = k == 5 ? 256 : -7;
-    cr_expect_eq(e4m3_sum(a, b, 0), fp8_14_bits ? 65536 : 65536 - 31 * 7, "towards zero");
-    for (int k = 0; k < 32; k++) a[k] = k == 5 ? 256 : 9;
-    cr_expect_eq(e4m3_sum(a, b, 0), fp8_14_bits ? 65536 + 31 * 8 : 65536 + 31 * 9);
-    cr_expect_eq(e4m3_sum(a, b, 20), fp8_14_bits ? 65536 + 31 * 8 + 16 : 65536 + 31 * 9 + 20);
+    for (int k = 0; k < 32; k++) {
+        a[k] = k == 5 ? one : each;
+        b[k] = k == 5 ? one : 1;
+    }
+    return e4m3_sum(a, b, x, y);
+}
+
+// What is summed, by hand. 256 * 256 = 2^16: the unit is 2^(16 - 13) = 8.
+static void expect_sums(bool in_14_bits) {
+    choose_accumulator(in_14_bits);
+    cr_expect_eq(sum_of(7, 256, 0, 0), in_14_bits ? 65536 : 65536 + 31 * 7);
+    cr_expect_eq(sum_of(-7, 256, 0, 0), in_14_bits ? 65536 : 65536 - 31 * 7, "towards zero");
+    cr_expect_eq(sum_of(9, 256, 0, 0), in_14_bits ? 65536 + 31 * 8 : 65536 + 31 * 9);
+    // The accumulator takes part as one of the products does: its exponent counts, and it is cut.
+    cr_expect_eq(sum_of(-7, 0, 256, 256), in_14_bits ? 65536 : 65536 - 31 * 7);
+    cr_expect_eq(sum_of(0, 256, -15, 13), in_14_bits ? 65536 - 192 : 65536 - 195);
     // 15 * 15 = 225 has the unit 2^(7 - 13), so 2^-6 is whole; 31 * 225 = 6975 has the unit 1/2.
-    for (int k = 0; k < 32; k++) a[k] = b[k] = k == 9 ? 0.125f : 15;
-    cr_expect_eq(e4m3_sum(a, b, 0), fp8_14_bits ? 6975 : 6975.015625, "the sum is cut, too");
+    float a[32];
+    for (int k = 0; k < 32; k++) a[k] = k == 9 ? 0.125f : 15;
+    cr_expect_eq(e4m3_sum(a, a, 0, 0), in_14_bits ? 6975 : 6975.015625, "the sum is cut, too");
 }
 
 Test(instructions_sm90, sums_of_e4m3_are_exact) { expect_sums(false); }
@@ -373,15 +380,25 @@ Test(instructions_sm90, sums_of_e4m3_in_14_bits) { expect_sums(true); }
 Test(instructions_sm90, small_integers_are_exact_in_14_bits) {
     choose_accumulator(true);
     expect_all_e4m3_products();
-    expect_product("bf16 64 kk swizzled");
+}
+
+// 16 bits are added as ever.
+Test(instructions_sm90, sums_of_bf16_keep_their_bits) {
+    static uint16_t in[128 * K];
+    static float out[128 * 32];
+    choose_accumulator(true);
+    in[0] = in[64 * K] = bf16_from_float(256);
+    for (int k = 1; k < K; k++) in[k] = bf16_from_float(7), in[64 * K + k] = bf16_from_float(1);
+    run("bf16 64 kk swizzled", in, sizeof in, out, sizeof out);
+    cr_expect_eq(held(out, 64, 0, 0), 65536 + 63 * 7);
 }
 
 Test(instructions_sm90, nan_and_zero_in_14_bits) {
     float zeros[32] = {0}, a[32] = {1, NAN}, b[32] = {1, 1};
     choose_accumulator(true);
-    cr_expect_eq(e4m3_sum(zeros, zeros, 0), 0);
-    cr_expect(isnan(e4m3_sum(a, b, 0)));
-    cr_expect(isnan(e4m3_sum(a, b, 3)), "it stays");
+    cr_expect_eq(e4m3_sum(zeros, zeros, 0, 0), 0);
+    cr_expect(isnan(e4m3_sum(a, b, 0, 0)));
+    cr_expect(isnan(e4m3_sum(zeros, zeros, NAN, 1)), "it stays");
 }
 
 // By the format's definition: (1 + fraction / 8) 2^(exponent - 7), subnormals fraction 2^-9.
