@@ -33,7 +33,8 @@ struct fp8_case {
     float *O, *LSE;     // of the kernel
     uint8_t *buffer[3]; // Q8, K8, V8, of the kernel
     uint8_t *x8[3];     // rows as they should be: of V, too
-    float *scale[3];    // of each row
+    struct attn_traffic asked;
+    float *scale[3]; // of each row
 };
 
 static int rows_of(const struct attn_problem *p, int x) {
@@ -227,6 +228,7 @@ static bool run(const struct attn_kernel *k, struct fp8_case *c) {
     struct machine_work work = {k->forward, p, &t};
     machine_run(&work, &m);
     cr_expect(!m.error[0], "--kernel %s %s: %s", k->name, name_of(p), m.error);
+    c->asked = m.asked;
     struct attn_traffic model = k->model(p, ATTN_FORWARD);
     if (machine.simulated && !m.error[0])
         cr_expect(same_traffic(&m.asked, &model), "--kernel %s %s: asked is not the model", k->name,
@@ -536,8 +538,7 @@ static void expect_exact(struct attn_problem p, filling *value) {
 }
 
 Test(step06_fp8, equal_logits_give_the_mean) {
-    for (int i = 0; i < 2 * SHAPES; i++)
-        expect_exact(shape(i / 2, i % 2, i % 3), equal_logits);
+    for (int i = 0; i < 2 * SHAPES; i++) expect_exact(shape(i / 2, i % 2, i % 3), equal_logits);
 }
 
 Test(step06_fp8, one_hot_gives_a_row_of_V) {
@@ -592,4 +593,61 @@ Test(step06_fp8, runs_give_the_same_bits) {
     }
     free(O);
     free_case(&c);
+}
+
+// ---- bytes, counted by hand, and what is refused ------------------------------------------------
+
+static const struct attn_kernel *kernel_named(const char *name) {
+    for (int i = 0; i < attn_kernel_count(); i++)
+        if (!strcmp(attn_kernel_at(i)->name, name)) return attn_kernel_at(i);
+    return NULL;
+}
+
+// 2 heads of 256 rows of 64 elements: 4 blocks of rows for each tensor. Tiles of 192 queries and
+// 128 keys: two of each a head.
+Test(step06_fp8, bytes_of_one_shape) {
+    const struct attn_kernel *k = kernel_named("fp8");
+    if (!machine.simulated || !k || !is_asked_for(k)) return;
+    struct fp8_case c = new_case((struct attn_problem){
+        .batch = 1, .heads = 2, .kv_heads = 2, .seqlen_q = 256, .seqlen_k = 256, .head_dim = 64});
+    const uint64_t elements = 2 * 256 * 64, sector = 32;
+    fill(&c, any_normal);
+    cr_assert(run(k, &c));
+    // Q, K and V twice; 4 sectors of blocks' maxima, as they do not begin with a sector; a number
+    // for each of a block's 4 warps; 3 scales of Q for a tile of queries, and one of K and V for
+    // each of its tiles of keys.
+    uint64_t load = 2 * 3 * elements * 2 + 4 * sector + 12 * 4 * sector + 4 * (3 + 2 * 2) * sector;
+    cr_expect_eq(c.asked.load, load, "%llu bytes", (unsigned long long)c.asked.load);
+    // Maxima of 12 blocks and 3 tensors; Q8, K8, V8; LSE.
+    cr_expect_eq(c.asked.store, (12 + 3) * sector + 3 * elements + 2 * 256 * 4);
+    cr_expect_eq(c.asked.atomic, 0);
+    cr_expect_eq(c.asked.tma_load, 4 * (192 + 2 * 2 * 128) * 64);
+    cr_expect_eq(c.asked.tma_store, elements * 2);
+    free_case(&c);
+    // With a mask, and 320 keys: the first 192 queries see 256 of them, two tiles, the others
+    // three.
+    c = new_case((struct attn_problem){.batch = 1,
+                                       .heads = 1,
+                                       .kv_heads = 1,
+                                       .seqlen_q = 256,
+                                       .seqlen_k = 320,
+                                       .head_dim = 64,
+                                       .causal = true});
+    fill(&c, any_normal);
+    cr_assert(run(k, &c));
+    cr_expect_eq(c.asked.tma_load, (2 * 192 + 2 * (2 + 3) * 128) * 64);
+    cr_expect_eq(c.asked.atomic, 2 * sector);
+    free_case(&c);
+}
+
+Test(step06_fp8, refusals_say_why) {
+    const struct attn_kernel *k = kernel_named("fp8-two-level");
+    char why[300] = "";
+    struct attn_problem p = {.seqlen_k = 1, .head_dim = 136, .smem = machine.smem};
+    if (!k) return;
+    cr_expect(!k->supports(&p, ATTN_FORWARD, why, sizeof why));
+    cr_expect_str_eq(why, "d = 136: this rung takes 8 to 128; --kernel fp8 takes all");
+    p.head_dim = 128, p.smem = 1000;
+    cr_expect(!k->supports(&p, ATTN_FORWARD, why, sizeof why));
+    cr_expect(strstr(why, "1000 bytes of shared memory are too few"), "%s", why);
 }
