@@ -79,7 +79,7 @@ TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(filter-out tests/count_instructio
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
 
 .PHONY: all sim gpu run train peers diff test test-sim test-programs test-gpu need-gpu need-sim test-full test-more test-shapes test-sanitized test-clang \
-        mutants fill book sram wavefronts registers curves plots deps help list clean bench-sim gallery format numpy-cases
+        mutants fill book sram wavefronts registers curves timelines plots deps help list clean bench-sim gallery format numpy-cases
 .DELETE_ON_ERROR:
 all: sim gpu                ## build everything that this machine can build
 
@@ -264,6 +264,7 @@ test: test-$(TEST_ON)       ## all tests, on the simulator; DEVICE=gpu: the kern
 
 test-sim: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants numpy-cases
 	$(if $(filter build,$(BUILD)),$(PYTHON) notes/fill.py --check $(PAGES))
+	$(if $(filter build,$(BUILD)),$(PYTHON) notes/timeline.py --check)
 	$(PYTHON) notes/book.py --check
 	$(PYTHON) notes/plots.py --check
 	$(PYTHON) notes/plot_training.py --check
@@ -334,18 +335,28 @@ wavefronts: $(BUILD)/sim/ladder    ## count the kernels' wavefronts of shared me
 	  END { for (i = 1; i <= n; i++) print names[i] ",1024,64," sum[names[i]] "," ideal[names[i]] }' \
 	  $(BUILD)/wavefronts.csv >notes/results/sim_wavefronts.csv
 
-# Registers of step05's kernels, as nvcc numbers them for sm_90; without those that pad d. And of step06's for FP8.
+# Registers of the forward rungs of step05 and step06, as nvcc numbers them at launch; without those that pad d, or mask.
+# And those that step06's consumers use of what setmaxnreg gives them, for FP8.
 FP8_OBJECTS := $(patsubst %.cu,$(BUILD)/gpu/%.o,$(wildcard $(call step_dir,06)/*_fp8*.cu))
-registers: $(wildcard $(call step_dir,05)/*.cu) | $(FP8_OBJECTS)    ## count the registers of kernels (needs nvcc): notes/results/registers_sm90.csv, registers_sm90a.csv
+registers: | $(if $(NVCC),$(FP8_OBJECTS))    ## count the registers of step05's and step06's forwards (needs nvcc): notes/results/registers_*.csv
 	$(if $(NVCC),,$(error make registers needs nvcc))
-	@{ echo "# nvcc $$($(NVCC) --version | sed -n 's/.*, V//p'), sm_90"; echo "kernel,dtype,head_dim,registers,spilled"; \
-	  for f in $^; do $(NVCC) $(NVFLAGS) -arch=sm_90 -cubin $$f -o $(BUILD)/registers.cubin || exit 1; \
-	    cuobjdump --dump-resource-usage $(BUILD)/registers.cubin | c++filt | \
-	    awk -v name=$$(sed -n 's/.*\.name = "\(.*\)",/\1/p' $$f) ' \
-	      /Function/ { split($$0, part, /::|<|>/); a = part[3]; type = a ~ /half/ ? "fp16" : a ~ /bfloat/ ? "bf16" : "fp32" } \
-	      /REG:/ && a !~ /true/ { gsub(/__nv_bfloat16|__half|false|[, ]/, "", a); gsub(/[A-Z]+:/, ""); \
-	        print name "," type "," a "," $$1 "," ($$2 > 0) }'; done; } >notes/results/registers_sm90.csv
-	$(PYTHON) notes/hopper_registers.py $(FP8_OBJECTS) >notes/results/registers_sm90a.csv
+	$(call count_registers,90,-arch=sm_90,$(wildcard $(call step_dir,05)/[1-7]_*.cu))
+	$(call count_registers,90a,$(HOPPER),$(wildcard $(call step_dir,06)/[1-5]_*.cu))
+	$(PYTHON) notes/hopper_registers.py $(FP8_OBJECTS) >notes/results/registers_fp8.csv
+
+define count_registers
+@{ echo "# nvcc $$($(NVCC) --version | sed -n 's/.*, V//p'), sm_$(1)"; echo "kernel,dtype,head_dim,registers,spilled"; \
+  for f in $(3); do $(NVCC) $(NVFLAGS) $(2) -cubin $$f -o $(BUILD)/registers.cubin || exit 1; \
+    cuobjdump --dump-resource-usage $(BUILD)/registers.cubin | c++filt | \
+    awk -v name=$$(sed -n 's/^    \.name = "\(.*\)",/\1/p' $$f) ' \
+      /Function/ { split($$0, part, /::|<|>/); a = part[3] (part[4] == "tiling" ? " " part[5] : ""); gsub(/step[0-9_]+/, "", a); \
+        type = a ~ /half/ ? "fp16" : a ~ /bfloat/ ? "bf16" : "fp32" } \
+      /REG:/ && a ~ /[0-9]/ && a !~ /true/ { gsub(/__nv_bfloat16|__half|false|[, ]/, "", a); gsub(/[A-Z]+:/, ""); \
+        print name "," type "," a "," $$1 "," ($$2 > 0) }'; done; } >notes/results/registers_sm$(1).csv
+endef
+
+timelines: $(BUILD)/sim/step06    ## draw what step06's blocks do in the simulator, notes/figures/timeline_*.svg
+	$(PYTHON) notes/timeline.py
 
 plots:                      ## draw the figures that show results, notes/figures/bytes_against_M.svg, training.svg
 	$(PYTHON) notes/plots.py

@@ -81,6 +81,8 @@ struct attn_kernel {
     unsigned passes;              // ATTN_FORWARD | ATTN_BACKWARD
     int least_sm, exact_sm;       // runs on compute capability >= least_sm; exact_sm: only there
     bool variant;                 // another form of a rung: runs only when --kernel names it
+    bool redoes;                  // may do a part again, for some inputs: it asks for what its model
+                                  // says, or for more
     // False, with a reason in `why`, for a shape this rung does not take.
     bool (*supports)(const struct attn_problem *, unsigned pass, char *why, size_t why_size);
     // One line about how it cuts this problem up ("Br 64, Bc 64 ..."). May be NULL: nothing to say.

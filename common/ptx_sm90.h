@@ -398,6 +398,7 @@ template <int Pending, class X, class Y, class Z> PTX void wgmma_wait(X &x, Y &y
 // With SWIZZLE_NONE everything is made of 8 x 16 bytes, dense: 8 rows of 8 elements. K-major,
 // leading: to the next 8 of k, stride: to the next 8 rows. MN-major, leading: to the next 8 of k,
 // stride: to the next 8 of m or n.
+//> descriptor
 PTX uint64_t wgmma_descriptor_at(uint32_t address, int leading_bytes, int stride_bytes,
                                  enum tensor_swizzle swizzle) {
     return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)(leading_bytes >> 4 & 0x3fff) << 16 |
@@ -408,6 +409,7 @@ PTX uint64_t wgmma_descriptor_at(uint32_t address, int leading_bytes, int stride
                                                 : 3)
                << 62;
 }
+//< descriptor
 PTX uint64_t wgmma_descriptor(const void *smem_tile, int leading_bytes, int stride_bytes,
                               enum tensor_swizzle swizzle) {
     return wgmma_descriptor_at(smem_address(smem_tile), leading_bytes, stride_bytes, swizzle);

@@ -155,6 +155,7 @@ static void print_row(const struct reporter *to, const struct result *r) {
     printf("%7s %s ", m->has_asked ? bytes_text(total(&m->asked)) : "-",
            !m->has_asked       ? " "
            : r->asked_is_model ? "="
+           : r->asked_is_more  ? ">"
                                : "!");
     if (to->machine->simulated)
         print_cell(m->has_distinct, 8,

@@ -19,6 +19,7 @@ struct result {
     struct check check[MAX_CHECKS]; // O, LSE; or dQ, dK, dV
     struct attn_traffic model;      // bytes
     bool asked_is_model;
+    bool asked_is_more;             // of a kernel that may do a part again
     char tiles[160];                // how the kernel cuts the problem up; may be empty
     uint64_t compulsory, workspace; // bytes
     bool has_matrix_passes;         // simulator: it knows which buffer an access goes to

@@ -65,6 +65,7 @@ __global__ void __launch_bounds__(Threads, 1)
     uint32_t P[Bc / 16][4];
     rows r;
     mbarrier_wait(&x.Q_full, 0);
+    //> loop
     for (int j0 = 0, parity = 0; j0 < t.keys; j0 += Bc, parity ^= 1) {
         bool more = j0 + Bc < t.keys;
         mbarrier_wait(&x.K_full, parity);
@@ -86,6 +87,7 @@ __global__ void __launch_bounds__(Threads, 1)
         __syncthreads(); // all have read V
         if (threadIdx.x == 0 && more) load_tile<Bc, D>(x.V, &V_map, &x.V_full, j0 + Bc, t.head);
     }
+    //< loop
     store<T, D>(O_hbm, LSE_hbm, O, r, s, t.bh, i);
 }
 

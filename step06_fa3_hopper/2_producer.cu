@@ -32,6 +32,7 @@ __device__ static void consume(memory<D> &x, T *O_hbm, float *LSE_hbm, const sha
     uint32_t P[Bc / 16][4];
     rows r;
     mbarrier_wait(&x.Q_full, 0);
+    //> consume
     for (int n = 0; n * Bc < t.keys; n++) {
         uint64_t K = wait_for_K(x, n);
         wgmma_fence(S);
@@ -50,6 +51,7 @@ __device__ static void consume(memory<D> &x, T *O_hbm, float *LSE_hbm, const sha
         wgmma_wait<0>(O, P);
         free_V(x, n);
     }
+    //< consume
     store<T, D>(O_hbm, LSE_hbm, O, r, s, t.bh, i);
 }
 
@@ -66,6 +68,7 @@ __global__ void __launch_bounds__(Threads, 1)
     task t = task_of_block<Br>(s);
     if (threadIdx.x == 0) init_barriers(x);
     __syncthreads(); // the mbarriers are ready
+    //> roles
     if (threadIdx.x < Warpgroup) {
         setmaxnreg_dec<24>();
         if (threadIdx.x < Lanes && elect_one()) produce(x, Q_map, K_map, V_map, t);
@@ -73,6 +76,7 @@ __global__ void __launch_bounds__(Threads, 1)
         setmaxnreg_inc<240>();
         consume(x, O_hbm, LSE_hbm, s, t, threadIdx.x / Warpgroup - 1);
     }
+    //< roles
 }
 
 // ---- the host's side: what the harness asks of a rung ------------------------------------------

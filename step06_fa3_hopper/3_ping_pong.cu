@@ -22,12 +22,14 @@ namespace step06_3 {
 
 using namespace step06;
 
+//> turns
 // Named barrier 1 + c stands for "consumer c may use the tensor cores". In each of its phases one
 // warpgroup arrives, to hand over, and the other waits.
 __device__ static void take_turn(int consumer) { named_barrier_sync(1 + consumer, 2 * Warpgroup); }
 __device__ static void hand_over(int consumer) {
     named_barrier_arrive(1 + (1 - consumer), 2 * Warpgroup);
 }
+//< turns
 
 // A warpgroup, for its 64 rows. Both have as many turns.
 template <class T, int D>
@@ -53,6 +55,7 @@ __device__ static void consume(memory<D> &x, T *O_hbm, float *LSE_hbm, const sha
     softmax<Bc, D>(S, O, r, s, i, 0);
     to_operand<T, Bc>(P, S);
 
+    //> turn
     for (int n = 1; n < tiles; n++) {
         uint64_t V = wait_for_V(x, n - 1), K = wait_for_K(x, n);
         take_turn(consumer);
@@ -67,6 +70,7 @@ __device__ static void consume(memory<D> &x, T *O_hbm, float *LSE_hbm, const sha
         softmax<Bc, D>(S, O, r, s, i, n * Bc);
         to_operand<T, Bc>(P, S);
     }
+    //< turn
 
     uint64_t V = wait_for_V(x, tiles - 1);
     take_turn(consumer);

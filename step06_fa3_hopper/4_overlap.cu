@@ -51,6 +51,7 @@ __device__ static void consume(memory<D> &x, T *O_hbm, float *LSE_hbm, const sha
     softmax<Bc, D>(S, O, r, s, i, 0);
     to_operand<T, Bc>(P, S);
 
+    //> overlap
     for (int n = 1; n < tiles; n++) {
         uint64_t K = wait_for_K(x, n), V = wait_for_V(x, n - 1);
         take_turn(consumer);
@@ -68,6 +69,7 @@ __device__ static void consume(memory<D> &x, T *O_hbm, float *LSE_hbm, const sha
         if (grown) rescale<D>(O, r);
         to_operand<T, Bc>(P, S);
     }
+    //< overlap
 
     uint64_t V = wait_for_V(x, tiles - 1);
     take_turn(consumer);

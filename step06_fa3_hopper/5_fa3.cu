@@ -32,6 +32,7 @@ using namespace step06;
 constexpr unsigned Stages = 2; // buffers for K, and for V
 
 // What is compiled for. d is padded to D.
+//> tiling
 template <int Columns, bool Mask> struct tiling {
     static constexpr int D = Columns;
     static constexpr bool Causal = Mask;
@@ -47,6 +48,7 @@ template <int Columns, bool Mask> struct tiling {
                       (1 + Consumers) * (65536 / Threads / 8 * 8),
                   "setmaxnreg would wait for registers that the launch has not taken");
 };
+//< tiling
 
 template <class Tiling> struct memory { // what lies in a block's shared memory
     static constexpr int Q_bytes = Tiling::Br * Tiling::D * 2, K_bytes = Tiling::Bc * Tiling::D * 2;
@@ -78,6 +80,7 @@ template <unsigned Count> __device__ static int parity_of(unsigned n) { return n
 
 // ---- which tile of queries comes when -----------------------------------------------------------
 
+//> tile-order
 // Tiles are numbered group by group of heads, and in a group from the last rows of all heads to the
 // first: with a causal mask the last see most keys.
 struct schedule {
@@ -100,6 +103,7 @@ __device__ static int tile_after(const schedule &order, int tile) {
 }
 
 __global__ void nobody_has_asked(int *next) { *next = 0; }
+//< tile-order
 
 // ---- the producer, one thread -------------------------------------------------------------------
 
@@ -119,6 +123,7 @@ __device__ static void load_V(memory<Tiling> &x, const CUtensorMap &map, unsigne
     load_tile<Tiling::Bc, Tiling::D>(x.V[stage], &map, &x.V_full[stage], j * Tiling::Bc, head);
 }
 
+//> produce
 // In the order in which the consumers ask: K of a tile comes before V of the tile before.
 template <class Tiling>
 __device__ static void produce(memory<Tiling> &x, const CUtensorMap &Q_map,
@@ -143,12 +148,14 @@ __device__ static void produce(memory<Tiling> &x, const CUtensorMap &Q_map,
     }
     mbarrier_arrive(&x.Q_full[nq % Tiling::QStages]); // a number behind the last, without a Q
 }
+//< produce
 
 // ---- the storer, one thread ---------------------------------------------------------------------
 
 template <class Tiling>
 __device__ static void store_all(memory<Tiling> &x, const CUtensorMap &O_map, const shape &s,
                                  const schedule &order) {
+    //> store
     for (unsigned nq = 0;; nq++) {
         unsigned stage = nq % Tiling::QStages, parity = parity_of<Tiling::QStages>(nq);
         mbarrier_wait(&x.Q_full[stage], parity);
@@ -162,6 +169,7 @@ __device__ static void store_all(memory<Tiling> &x, const CUtensorMap &O_map, co
         tma_store_wait_read<0>();
         mbarrier_arrive(&x.O_stored[stage]);
     }
+    //< store
 }
 
 // ---- the consumers, a warpgroup each ------------------------------------------------------------

@@ -26,6 +26,7 @@ constexpr float Most = 8; // weights are at most 2^Most
 
 constexpr int Panel = 64, PanelRow = 128; // columns, and their bytes
 
+//> load-tile
 // Starts the copy of the tile whose first row is `row`; one thread calls it. Rows and columns that
 // the tensor does not have are zeros.
 template <int R, int D>
@@ -36,12 +37,16 @@ __device__ inline void load_tile(unsigned char *tile, const CUtensorMap *map, ui
     for (int p = 0; p < D / Panel; p++)
         tma_load_3d(tile + p * R * PanelRow, map, full, p * Panel, row, head);
 }
+//< load-tile
 
+//> column-bytes
 // Where columns k to k + 15 begin, for wgmma, in a tile of R rows.
 template <int R> __device__ constexpr int column_bytes(int k) {
     return k / Panel * R * PanelRow + k % Panel * 2;
 }
+//< column-bytes
 
+//> start-QK
 // S = Q K^T is started for the 64 queries at `Q`, in a tile of Br rows; `K` has Bc rows.
 template <class T, int Br, int Bc, int D>
 __device__ inline void start_QK(float (&S)[Bc / 2], uint64_t Q, uint64_t K) {
@@ -50,7 +55,9 @@ __device__ inline void start_QK(float (&S)[Bc / 2], uint64_t Q, uint64_t K) {
         wgmma_m64k16<Bc, T>(S, wgmma_moved(Q, column_bytes<Br>(k)),
                             wgmma_moved(K, column_bytes<Bc>(k)), k > 0);
 }
+//< start-QK
 
+//> start-PV
 // O += P V is started. P comes from registers: a lane's weights are its part of a left operand.
 template <class T, int Bc, int D>
 __device__ inline void start_PV(float (&O)[D / 2], const uint32_t (&P)[Bc / 16][4], uint64_t V) {
@@ -58,6 +65,7 @@ __device__ inline void start_PV(float (&O)[D / 2], const uint32_t (&P)[Bc / 16][
     for (int k = 0; k < Bc / 16; k++)
         wgmma_m64k16<D, T, MN_MAJOR>(O, P[k], wgmma_moved(V, k * 16 * PanelRow), true);
 }
+//< start-PV
 
 // How many keys some query before `end` sees: 0 .. Nk. With a causal mask, those of the last one.
 __host__ __device__ inline int keys_seen(const shape &s, int end) {
@@ -89,10 +97,12 @@ __device__ inline float sum_of_quad(float x) {
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
+//> row-of-thread
 // The first of this thread's two rows among those of its warpgroup; the other is 8 further on.
 __device__ inline int row_of_thread() {
     return threadIdx.x % Warpgroup / Lanes * 16 + threadIdx.x % Lanes / 4;
 }
+//< row-of-thread
 
 // -infinity where the row sees no key. i: the thread's first query, j: the tile's first key.
 template <int Bc> __device__ inline void mask(float (&S)[Bc / 2], const shape &s, int i, int j) {
@@ -207,6 +217,7 @@ __device__ inline void store(T *O_hbm, float *LSE_hbm, const float (&O)[D / 2], 
 
 // ---- the host's side ----------------------------------------------------------------------------
 
+//> box-of
 // Of a tensor [heads, rows, d], in boxes of box_rows rows and a panel's columns. The sequence is a
 // dimension of its own, so that boxes that reach over its end get zeros, not the next head's rows.
 inline tensor_box box_of(const void *tensor, int heads, int rows, int d, int box_rows) {
@@ -219,6 +230,7 @@ inline tensor_box box_of(const void *tensor, int heads, int rows, int d, int box
             .box = {Panel, (uint32_t)box_rows, 1},
             .swizzle = SWIZZLE_128B};
 }
+//< box-of
 
 inline CUtensorMap map_of(const void *tensor, int heads, int rows, int d, int box_rows) {
     tensor_box box = box_of(tensor, heads, rows, d, box_rows);

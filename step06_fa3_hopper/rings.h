@@ -15,6 +15,7 @@ template <int D> struct memory { // what lies in a block's shared memory
     uint64_t Q_full, K_full[Stages], K_empty[Stages], V_full[Stages], V_empty[Stages];
 };
 
+//> init-barriers
 template <int D> __device__ inline void init_barriers(memory<D> &x) {
     mbarrier_init(&x.Q_full, 1);
     for (int stage = 0; stage < Stages; stage++) {
@@ -25,13 +26,17 @@ template <int D> __device__ inline void init_barriers(memory<D> &x) {
     }
     mbarrier_fence_init();
 }
+//< init-barriers
 
+//> parity
 // Tile n of K goes to buffer n % Stages, as number n / Stages of those that this buffer holds. So
 // when it is full, phase n / Stages of K_full is complete, and when it is empty again, that of
 // K_empty.
 __device__ inline int stage_of(int n) { return n % Stages; }
 __device__ inline int parity_of(int n) { return n / Stages % 2; }
+//< parity
 
+//> produce
 // One thread. A buffer may be filled when tile n - Stages has been read, a phase earlier; for the
 // first tiles that is the phase before the first, and the wait passes.
 template <int D>
@@ -46,7 +51,9 @@ __device__ inline void produce(memory<D> &x, const CUtensorMap &Q_map, const CUt
         load_tile<Bc, D>(x.V[stage], &V_map, &x.V_full[stage], n * Bc, t.head);
     }
 }
+//< produce
 
+//> wait-and-free
 // Waits for tile n of K, and says where it is, for wgmma.
 template <int D> __device__ inline uint64_t wait_for_K(memory<D> &x, int n) {
     mbarrier_wait(&x.K_full[stage_of(n)], parity_of(n));
@@ -62,6 +69,7 @@ template <int D> __device__ inline uint64_t wait_for_V(memory<D> &x, int n) {
 template <int D> __device__ inline void free_K(memory<D> &x, int n) {
     if (threadIdx.x % Warpgroup == 0) mbarrier_arrive(&x.K_empty[stage_of(n)]);
 }
+//< wait-and-free
 
 template <int D> __device__ inline void free_V(memory<D> &x, int n) {
     if (threadIdx.x % Warpgroup == 0) mbarrier_arrive(&x.V_empty[stage_of(n)]);

@@ -8,7 +8,8 @@
 
 // Not a multiple of 32 keys, causal with fewer queries than keys, two query heads to a key head:
 // each fault has something to get wrong.
-static struct result run_fault(enum fault fault, enum data_family family, int repeat) {
+static struct result run_once(const struct attn_kernel *kernel, enum data_family family,
+                              int repeat) {
     struct attn_problem p = {.batch = 2,
                              .heads = 4,
                              .kv_heads = 2,
@@ -25,9 +26,13 @@ static struct result run_fault(enum fault fault, enum data_family family, int re
     struct result r[2];
     cr_assert_eq(prepare(&p, ATTN_FORWARD, &(struct source){NULL, family, 7}, &in, why, sizeof why),
                  RAN_RIGHT, "%s", why);
-    run_kernel(wrong_attention(fault), &in, ATTN_FORWARD, repeat, NULL, r);
+    run_kernel(kernel, &in, ATTN_FORWARD, repeat, NULL, r);
     prepared_free(&in);
     return r[0];
+}
+
+static struct result run_fault(enum fault fault, enum data_family family, int repeat) {
+    return run_once(wrong_attention(fault), family, repeat);
 }
 
 Test(checks, pass_a_right_kernel) {
@@ -57,6 +62,32 @@ Test(checks, catch_wrong_heads) { expect_caught(IGNORES_KV_GROUPS, "O["); }
 Test(checks, catch_traffic_that_the_model_does_not_know) {
     expect_caught(TOO_MUCH_TRAFFIC, "the model says");
 }
+
+static struct attn_traffic a_load_more(const struct attn_problem *p, unsigned pass) {
+    struct attn_traffic t = wrong_attention(NO_FAULT)->model(p, pass);
+    t.load += SECTOR;
+    return t;
+}
+
+// A kernel that may do a part again may ask for more than its model says, and not for less.
+Test(checks, let_a_kernel_redo_a_part) {
+    struct attn_kernel redoes = *wrong_attention(TOO_MUCH_TRAFFIC);
+    redoes.redoes = true;
+    struct result r = run_once(&redoes, DATA_NORMAL, 2);
+    cr_expect_eq(r.outcome, RAN_RIGHT, "%s", r.why);
+    cr_expect(r.asked_is_more && !r.asked_is_model);
+
+    redoes = *wrong_attention(NO_FAULT);
+    redoes.redoes = true;
+    r = run_once(&redoes, DATA_NORMAL, 2);
+    cr_expect(r.asked_is_model && !r.asked_is_more, "%s", r.why);
+
+    redoes.model = a_load_more;
+    r = run_once(&redoes, DATA_NORMAL, 2);
+    cr_expect_eq(r.outcome, RAN_WRONG, "asked for less, and passed");
+    cr_expect(strstr(r.why, "the model says"), "%s", r.why);
+}
+
 Test(checks, catch_runs_that_differ) { expect_caught(DEPENDS_ON_THE_RUN, "different bits"); }
 
 Test(checks, faults_in_the_mask_show_on_constant_input) {

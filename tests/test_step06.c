@@ -67,6 +67,15 @@ static struct attn_traffic expect_right(const char *only, struct attn_problem p,
     return asked;
 }
 
+// The two rungs that take every shape, and many tiles with each block.
+static const char *const last_rungs[] = {"fa3", "fa3-optimistic"};
+enum { LAST_RUNGS = sizeof last_rungs / sizeof *last_rungs };
+
+static bool takes_part(const char *name) {
+    const struct attn_kernel *k = kernel_named(name);
+    return k && is_asked_for(k);
+}
+
 // ---- longer than the shapes that all kernels are tested with ------------------------------------
 
 // More tiles of keys than there are buffers, so that each is filled again; each tile with larger
@@ -126,51 +135,140 @@ Test(step06, hidden_tiles_are_not_loaded) {
             const struct attn_kernel *k = attn_kernel_at(i);
             if (!is_asked_for(k)) continue;
             uint64_t bytes = expect_right(k->name, p, DATA_NORMAL).tma_load;
-            cr_expect_eq(bytes, loaded(&p, strcmp(k->name, "fa3") ? 128 : 192, 128),
-                         "--kernel %s: %llu bytes", k->name, (unsigned long long)bytes);
+            bool optimistic = !strcmp(k->name, "fa3-optimistic"), wide = optimistic && !p.causal;
+            int Br = wide ? 256 : !strcmp(k->name, "fa3") ? 192 : 128;
+            cr_expect_eq(bytes, loaded(&p, Br, wide ? 64 : 128), "--kernel %s: %llu bytes", k->name,
+                         (unsigned long long)bytes);
         }
     }
 }
 
 // Rows that begin in the middle of a sector, a second panel that has few columns, a fourth one that
 // has none and is not stored at all.
+static void expect_bytes(const char *name, int d, int Br, int Bc) {
+    struct attn_problem p = {
+        .batch = 1, .heads = 2, .kv_heads = 2, .seqlen_q = 67, .seqlen_k = 45, .head_dim = d};
+    struct attn_traffic asked = expect_right(name, p, DATA_NORMAL);
+    cr_expect_eq(asked.tma_load, loaded(&p, Br, Bc), "%s, d = %d: %llu bytes", name, d,
+                 (unsigned long long)asked.tma_load);
+    cr_expect_eq(asked.tma_store, stored(&p), "%s, d = %d: %llu bytes", name, d,
+                 (unsigned long long)asked.tma_store);
+}
+
 Test(step06, rows_that_are_no_whole_panels) {
-    static const struct {
-        int d, Br, Bc;
-    } cases[] = {{8, 192, 128}, {40, 192, 128}, {80, 128, 128}, {104, 128, 128}, {136, 128, 80}};
-    const struct attn_kernel *fa3 = kernel_named("fa3");
-    if (!machine.simulated || !fa3 || !is_asked_for(fa3)) return;
-    for (int i = 0; i < 5; i++) {
-        struct attn_problem p = {.batch = 1,
-                                 .heads = 2,
-                                 .kv_heads = 2,
-                                 .seqlen_q = 67,
-                                 .seqlen_k = 45,
-                                 .head_dim = cases[i].d};
-        struct attn_traffic asked = expect_right("fa3", p, DATA_NORMAL);
-        cr_expect_eq(asked.tma_load, loaded(&p, cases[i].Br, cases[i].Bc), "d = %d: %llu bytes",
-                     p.head_dim, (unsigned long long)asked.tma_load);
-        cr_expect_eq(asked.tma_store, stored(&p), "d = %d: %llu bytes", p.head_dim,
-                     (unsigned long long)asked.tma_store);
+    for (int i = 0; i < LAST_RUNGS; i++) {
+        if (!machine.simulated || !takes_part(last_rungs[i])) continue;
+        int Br = i == 0 ? 192 : 256, Bc = i == 0 ? 128 : 64; // where d is padded to 64
+        expect_bytes(last_rungs[i], 8, Br, Bc);
+        expect_bytes(last_rungs[i], 40, Br, Bc);
+        expect_bytes(last_rungs[i], 80, 128, 128);
+        expect_bytes(last_rungs[i], 104, 128, 128);
+        expect_bytes(last_rungs[i], 136, 128, 80);
     }
 }
 
-// ---- the last rung: a block takes many tiles ----------------------------------------------------
+// ---- the last rungs: a block takes many tiles ---------------------------------------------------
 
 // On one, two or three multiprocessors: as many blocks share 8 to 12 tiles.
 Test(step06, blocks_take_one_tile_after_the_other) {
     static const int dims[] = {40, 128, 256};
-    for (int i = 0; i < 6; i++)
-        expect_right("fa3",
+    for (int i = 0; i < 6 * LAST_RUNGS; i++)
+        expect_right(last_rungs[i / 6],
                      (struct attn_problem){.batch = 2,
                                            .heads = 2,
                                            .kv_heads = 1,
                                            .seqlen_q = 260,
-                                           .seqlen_k = i < 3 ? 300 : 200,
+                                           .seqlen_k = i % 6 < 3 ? 260 : 140,
                                            .head_dim = dims[i % 3],
                                            .causal = i % 2,
-                                           .sm_count = 1 + i / 2},
+                                           .sm_count = 1 + i % 6 / 2},
                      DATA_RISING);
+}
+
+// Where d = 64, the optimistic rung cuts longer inputs as rung 5 cuts all.
+Test(step06, long_inputs_have_a_tiling_of_their_own) {
+    for (int causal = 0; causal < 2 && takes_part("fa3-optimistic"); causal++) {
+        struct attn_problem p = {.batch = 1,
+                                 .heads = 1,
+                                 .kv_heads = 1,
+                                 .seqlen_q = causal ? 4100 : 1100,
+                                 .seqlen_k = causal ? 450 : 300,
+                                 .head_dim = 64,
+                                 .causal = causal,
+                                 .sm_count = 2};
+        uint64_t bytes = expect_right("fa3-optimistic", p, DATA_NORMAL).tma_load;
+        if (machine.simulated)
+            cr_expect_eq(bytes, loaded(&p, 192, 128), "%llu bytes", (unsigned long long)bytes);
+    }
+}
+
+// A query that sees exactly so many whole tiles of keys, and none of the tile that comes first.
+Test(step06, rows_without_a_key_in_the_first_tile) {
+    for (int i = 0; i < 2 * LAST_RUNGS; i++)
+        for (int d = 64; d <= 256; d *= 2) {
+            int Bc = d == 256 ? 80 : 128, first = i % 2 * 64; // of a warpgroup
+            expect_right(last_rungs[i / 2],
+                         (struct attn_problem){.batch = 1,
+                                               .heads = 1,
+                                               .kv_heads = 1,
+                                               .seqlen_q = 128,
+                                               .seqlen_k = 128 + 2 * Bc - 1 - first,
+                                               .head_dim = d,
+                                               .causal = true},
+                         DATA_NORMAL);
+        }
+}
+
+// Of each row, the one key that counts is in another tile of keys than the first that comes, at
+// least for some rows of every tile: every tile fails, and is done twice; O leaves once. With one
+// block all of them follow each other; with as many blocks as tiles none has another to wait for.
+static void expect_twice(int Nq, int Nk, int d, int sm_count) {
+    struct attn_problem p = {.batch = 1,
+                             .heads = 2,
+                             .kv_heads = 1,
+                             .seqlen_q = Nq,
+                             .seqlen_k = Nk,
+                             .head_dim = d,
+                             .sm_count = sm_count};
+    struct attn_traffic asked = expect_right("fa3-optimistic", p, DATA_ONE_HOT),
+                        model = kernel_named("fa3-optimistic")->model(&p, ATTN_FORWARD);
+    if (!machine.simulated) return;
+    cr_expect_eq(asked.tma_load, 2 * model.tma_load, "d = %d: %llu", d,
+                 (unsigned long long)asked.tma_load);
+    cr_expect_eq(asked.store, 2 * model.store, "d = %d: %llu", d, (unsigned long long)asked.store);
+    cr_expect_eq(asked.tma_store, model.tma_store, "d = %d: %llu", d,
+                 (unsigned long long)asked.tma_store);
+}
+
+Test(step06, a_lost_bet_costs_a_second_time) {
+    if (!takes_part("fa3-optimistic")) return;
+    for (int d = 64; d <= 256; d *= 2)
+        for (int sm_count = 1; sm_count <= 6; sm_count += 5) expect_twice(270, 140, d, sm_count);
+}
+
+// Of these few queries the first eight select a key of the tile that comes first, and of the others
+// one does not: the second of a thread's two rows, whose first row is content.
+Test(step06, one_row_is_enough_to_lose) {
+    if (!takes_part("fa3-optimistic")) return;
+    expect_twice(11, 113, 64, 1);
+    expect_twice(10, 163, 128, 1);
+    expect_twice(14, 103, 256, 1);
+}
+
+// Some tiles fail and others do not; logits of tens, and 24 times that: beyond what bf16 has.
+Test(step06, bets_are_won_and_lost) {
+    for (int i = 0; i < 8; i++)
+        expect_right("fa3-optimistic",
+                     (struct attn_problem){.batch = 1,
+                                           .heads = 2,
+                                           .kv_heads = 2,
+                                           .seqlen_q = 200,
+                                           .seqlen_k = i % 3 ? 260 : 330,
+                                           .head_dim = i % 2 ? 128 : 64,
+                                           .causal = i / 2 % 2,
+                                           .scale = i < 4 ? 0 : 3,
+                                           .sm_count = 1 + i % 3},
+                     DATA_LARGE);
 }
 
 // K and V of a head take 1 KB for each key at d = 256, and a multiprocessor's share of L2 is 256

@@ -234,16 +234,23 @@ static void check_against_store(const struct event *e, const struct cell *c) {
         fail_race(e, &c->store, c->store.atomic ? SIM_ATOMIC : SIM_STORE);
 }
 
+// Are all of a block's threads that have read this word, the last of them at `load`, known to have
+// done so before `now`, by mbarriers or named barriers? Of several, which they were is forgotten.
+// If this thread knows of anything later, it has met somebody since, and that it has met all of
+// them is taken for granted.
+static bool has_met_readers(const struct event *now, const struct stamp *load) {
+    if (!now->worker->uses_sm90) return false;
+    return load->readers == ONE_READER ? order_knows(now->thread, load->thread, load->clock)
+                                       : order_latest(now->thread) > load->clock;
+}
+
 // Is every load of this word over when the store `now` happens?
 static bool loads_ordered(const struct event *now, const struct cell *c) {
     const struct stamp *load = &c->load;
     if (is_void(now, load) || load->readers == ONE_READER) return ordered(now, load);
     if (load->readers == MANY_BLOCKS || load->block != now->stamp.block)
         return may_have_told(now, load);
-    if (load->clock < now->worker->barrier_clock) return true;
-    // Which threads have read is forgotten. If this one knows of anything later, it has met
-    // somebody since, and that it has met all of them is taken for granted.
-    if (now->worker->uses_sm90 && order_latest(now->thread) > load->clock) return true;
+    if (load->clock < now->worker->barrier_clock || has_met_readers(now, load)) return true;
     return load->readers == ONE_WARP && load->thread / 32 == now->stamp.thread / 32 &&
            warp_has_met(now, load);
 }
@@ -254,7 +261,7 @@ static bool loads_ordered(const struct event *now, const struct cell *c) {
 static enum readers readers_with(const struct event *now, const struct stamp *last) {
     if (is_void(now, last) || last->bytes != now->stamp.bytes) return ONE_READER;
     if (last->block != now->stamp.block || last->readers == MANY_BLOCKS) return MANY_BLOCKS;
-    if (last->clock < now->worker->barrier_clock) return ONE_READER;
+    if (last->clock < now->worker->barrier_clock || has_met_readers(now, last)) return ONE_READER;
     if (last->readers == ONE_BLOCK || last->thread / 32 != now->stamp.thread / 32) return ONE_BLOCK;
     if (warp_has_met(now, last)) return ONE_READER;
     return last->thread == now->stamp.thread ? (enum readers)last->readers : ONE_WARP;

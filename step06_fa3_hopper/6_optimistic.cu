@@ -1,0 +1,491 @@
+// step06, rung 6: an optimistic softmax, with a guard, and the exact one to fall back on.
+//
+// The idea: exponents may be measured from any number m that is not far below the row's maximum:
+//
+//   O / l = sum_j 2^(c (S_j - m)) V_j / sum_j 2^(c (S_j - m))
+//
+// is the same for all of them, and floating-point numbers lose nothing by a common factor. Rung 5
+// looks at every score to find the maximum, and only to see, nearly always, that m was good enough.
+// This kernel looks at the tiles of its mask, or at the first tile: their maximum is m, and it
+// stays. No maxima, no votes, no factor for O: a third of what the main loop had besides the
+// exponentials.
+//
+//   the guard    a weight that does not fit its type is infinite, and so are the sums that it is
+//                part of, to the end. One look at them, after the last tile of keys, finds out
+//   the way back a tile that fails is not stored. The producer gives it out once more, as it gives
+//                out any tile, and now each tile of keys goes through the exact softmax
+//
+// So what leaves the kernel is exact for every input, and only the time depends on it: a tile that
+// fails costs double. Rung 5 never does. It is the textbook's FlashAttention-3, this is a bet.
+//
+// Besides, with d = 64 the tiles depend on the length (with_tiling).
+//
+// New since rung 5: attend's second form, held(), which_tile(), and what they need in memory.
+//
+// Run:     make run ARGS="--kernel fa3-optimistic -d 64"     (in this folder)
+// Limits:  fp16, bf16; forward only; sm_90a.
+
+#include "hopper.h"
+
+namespace step06_6 {
+
+using namespace step06;
+
+constexpr unsigned Stages = 2; // buffers for K, and for V
+
+// What is compiled for. d is padded to D, and a block has so many warpgroups of consumers. The
+// registers are what wgmma's accumulators need, and what a multiprocessor has.
+template <int Columns, bool Mask, int Warpgroups, int Keys> struct tiling {
+    static constexpr int D = Columns, Consumers = Warpgroups, Br = Consumers * Rows, Bc = Keys;
+    static constexpr bool Causal = Mask;
+    static constexpr unsigned QStages = D == 256 ? 1 : 2; // buffers for Q that fit beside K and V
+    static constexpr int Threads = (1 + Consumers) * Warpgroup;
+    static constexpr int ProducerRegisters = Consumers == 3 ? 32 : 24;
+    static constexpr int ConsumerRegisters = Consumers == 2 ? 240 : Consumers == 3 ? 160 : 112;
+    static_assert(ProducerRegisters + Consumers * ConsumerRegisters <=
+                      (1 + Consumers) * (65536 / Threads / 8 * 8),
+                  "setmaxnreg would wait for registers that the launch has not taken");
+};
+
+template <class Tiling> struct memory { // what lies in a block's shared memory
+    static constexpr int Q_bytes = Tiling::Br * Tiling::D * 2, K_bytes = Tiling::Bc * Tiling::D * 2;
+    unsigned char Q[Tiling::QStages][Q_bytes]; // and then O
+    unsigned char K[Stages][K_bytes], V[Stages][K_bytes];
+    int tile[Tiling::QStages];   // whose Q it is
+    bool exact[Tiling::QStages]; // it has failed before
+    int failed[Tiling::QStages]; // and now: is the bet lost?
+    // mbarriers. A buffer for Q is free again when its O has been stored.
+    uint64_t Q_full[Tiling::QStages], O_full[Tiling::QStages], O_stored[Tiling::QStages];
+    uint64_t K_full[Stages], K_empty[Stages], V_full[Stages], V_empty[Stages];
+};
+
+template <class Tiling> __device__ static void init_barriers(memory<Tiling> &x) {
+    for (unsigned stage = 0; stage < Tiling::QStages; stage++) {
+        mbarrier_init(&x.Q_full[stage], 1);
+        mbarrier_init(&x.O_full[stage], Tiling::Consumers * Warpgroup); // all threads
+        mbarrier_init(&x.O_stored[stage], 1);
+    }
+    for (unsigned stage = 0; stage < Stages; stage++) {
+        mbarrier_init(&x.K_full[stage], 1);
+        mbarrier_init(&x.V_full[stage], 1);
+        mbarrier_init(&x.K_empty[stage], Tiling::Consumers); // one thread of each
+        mbarrier_init(&x.V_empty[stage], Tiling::Consumers);
+    }
+    mbarrier_fence_init();
+}
+
+// Tile n of a block goes to buffer n % Count, as number n / Count of those that this buffer holds.
+template <unsigned Count> __device__ static int parity_of(unsigned n) { return n / Count % 2; }
+
+// ---- which tile of queries comes when -----------------------------------------------------------
+
+// Tiles are numbered group by group of heads, and in a group from the last rows of all heads to the
+// first: with a causal mask the last see most keys.
+struct schedule {
+    int tiles, heads, group; // tiles of a head; B * H; heads of a group
+    int *next;               // [1] how many blocks have asked for another tile; NULL: not needed
+};
+
+template <class Tiling>
+__device__ static task task_of(const shape &s, const schedule &order, int tile) {
+    int of_group = order.group * order.tiles, first = tile / of_group * order.group;
+    int heads = min(order.group, order.heads - first); // the last group may have fewer
+    int n = tile % of_group, bh = first + n % heads;
+    int i0 = (order.tiles - 1 - n / heads) * Tiling::Br;
+    return {bh, (int)kv_head(s, bh), i0, keys_seen(s, i0 + Tiling::Br)};
+}
+
+// A block begins with tile blockIdx.x.
+__device__ static int tile_after(const schedule &order, int tile) {
+    return (int)gridDim.x + (order.next ? atomicAdd(order.next, 1) : tile);
+}
+
+__global__ void nobody_has_asked(int *next) { *next = 0; }
+
+// ---- the producer, one thread -------------------------------------------------------------------
+
+template <class Tiling>
+__device__ static void load_K(memory<Tiling> &x, const CUtensorMap &map, unsigned n, int j,
+                              int head) {
+    unsigned stage = n % Stages;
+    mbarrier_wait(&x.K_empty[stage], parity_of<Stages>(n) ^ 1);
+    load_tile<Tiling::Bc, Tiling::D>(x.K[stage], &map, &x.K_full[stage], j * Tiling::Bc, head);
+}
+
+template <class Tiling>
+__device__ static void load_V(memory<Tiling> &x, const CUtensorMap &map, unsigned n, int j,
+                              int head) {
+    unsigned stage = n % Stages;
+    mbarrier_wait(&x.V_empty[stage], parity_of<Stages>(n) ^ 1);
+    load_tile<Tiling::Bc, Tiling::D>(x.V[stage], &map, &x.V_full[stage], j * Tiling::Bc, head);
+}
+
+// The tile that a block does as its number nq: one that has failed, or else `next`; -1: none is
+// left. What became of the tile that was in this number's buffer for Q is known when its O has been
+// stored, and so is that the buffer is free. With no new tile, all others have to be waited for,
+// too. `judged` is how many of the block's tiles have been looked at, in their order.
+//> which-tile
+template <class Tiling>
+__device__ static int which_tile(memory<Tiling> &x, unsigned nq, unsigned &judged, int next) {
+    while (judged < nq && (next < 0 || judged + Tiling::QStages <= nq)) {
+        unsigned stage = judged % Tiling::QStages;
+        mbarrier_wait(&x.O_stored[stage], parity_of<Tiling::QStages>(judged++));
+        if (x.failed[stage]) return x.tile[stage];
+    }
+    return next;
+}
+//< which-tile
+
+// In the order in which the consumers ask: K of a tile comes before V of the tile before.
+template <class Tiling>
+__device__ static void produce(memory<Tiling> &x, const CUtensorMap &Q_map,
+                               const CUtensorMap &K_map, const CUtensorMap &V_map, const shape &s,
+                               const schedule &order) {
+    unsigned nq = 0, nk = 0, judged = 0; // tiles of Q, of K and V, and of O, so far
+    int next = blockIdx.x, all = order.tiles * order.heads;
+    for (;; nq++) {
+        unsigned stage = nq % Tiling::QStages;
+        int tile = which_tile(x, nq, judged, next < all ? next : -1);
+        x.exact[stage] = tile != next;
+        x.tile[stage] = tile; // comes with its Q
+        x.failed[stage] = 0;
+        if (tile < 0) break;
+        task t = task_of<Tiling>(s, order, tile);
+        int j = (t.keys + Tiling::Bc - 1) / Tiling::Bc - 1;
+        if (j >= 0) load_K(x, K_map, nk, j, t.head);
+        load_tile<Tiling::Br, Tiling::D>(x.Q[stage], &Q_map, &x.Q_full[stage], t.i0, t.bh);
+        if (tile == next) next = tile_after(order, tile);
+        for (; j >= 0; j--, nk++) {
+            if (j > 0) load_K(x, K_map, nk + 1, j - 1, t.head);
+            load_V(x, V_map, nk, j, t.head);
+        }
+    }
+    mbarrier_arrive(&x.Q_full[nq % Tiling::QStages]); // a number behind the last, without a Q
+}
+
+// ---- the storer, one thread ---------------------------------------------------------------------
+
+template <class Tiling>
+__device__ static void store_all(memory<Tiling> &x, const CUtensorMap &O_map, const shape &s,
+                                 const schedule &order) {
+    for (unsigned nq = 0;; nq++) {
+        unsigned stage = nq % Tiling::QStages, parity = parity_of<Tiling::QStages>(nq);
+        mbarrier_wait(&x.Q_full[stage], parity);
+        int tile = x.tile[stage];
+        if (tile < 0) return;
+        task t = task_of<Tiling>(s, order, tile);
+        mbarrier_wait(&x.O_full[stage], parity);
+        int columns = x.failed[stage] ? 0 : s.d;  // a tile that failed comes again
+        for (int p = 0; p * Panel < columns; p++) // no panel that is only padding
+            tma_store_3d(&O_map, x.Q[stage] + p * Tiling::Br * PanelRow, p * Panel, t.i0, t.bh);
+        tma_store_commit();
+        tma_store_wait_read<0>();
+        mbarrier_arrive(&x.O_stored[stage]);
+    }
+}
+
+// ---- the consumers, a warpgroup each ------------------------------------------------------------
+
+template <class Tiling> __device__ static uint64_t wait_for_K(memory<Tiling> &x, unsigned n) {
+    mbarrier_wait(&x.K_full[n % Stages], parity_of<Stages>(n));
+    return wgmma_k_major(x.K[n % Stages]);
+}
+
+template <class Tiling> __device__ static uint64_t wait_for_V(memory<Tiling> &x, unsigned n) {
+    mbarrier_wait(&x.V_full[n % Stages], parity_of<Stages>(n));
+    return wgmma_mn_major(x.V[n % Stages], Tiling::Bc * PanelRow);
+}
+
+// The warpgroup has read a buffer; one of its threads says so.
+__device__ static void free_buffer(uint64_t *empty) {
+    if (threadIdx.x % Warpgroup == 0) mbarrier_arrive(empty);
+}
+
+// Rung 3's turns, of two warpgroups or more: each hands over to the next.
+__device__ static void take_turn(int consumer) { named_barrier_sync(1 + consumer, 2 * Warpgroup); }
+template <class Tiling> __device__ static void hand_over(int consumer) {
+    named_barrier_arrive(1 + (consumer + 1) % Tiling::Consumers, 2 * Warpgroup);
+}
+
+// What a warpgroup has in registers, for its 64 rows of one tile.
+template <class Tiling> struct state {
+    float S[Tiling::Bc / 2], O[Tiling::D / 2];
+    uint32_t P[Tiling::Bc / 16][4];
+    rows r;
+};
+
+// The first tile of keys, number n of the block: S and P.
+template <class T, class Tiling>
+__device__ static void begin(state<Tiling> &a, memory<Tiling> &x, uint64_t Q, unsigned n,
+                             const shape &s, int i, int j) {
+    constexpr int Bc = Tiling::Bc;
+    float c = s.scale * Log2e;
+    uint64_t K = wait_for_K(x, n);
+    wgmma_fence(a.S);
+    start_QK<T, Tiling::Br, Bc, Tiling::D>(a.S, Q, K);
+    wgmma_commit();
+    wgmma_wait<0>(a.S);
+    free_buffer(&x.K_empty[n % Stages]);
+    mask<Bc>(a.S, s, i, j * Bc);
+    update_maxima<Bc>(a.S, a.r, c); // there is no O to rescale
+    weights<Bc>(a.S, a.r, c);
+    to_operand<T, Bc>(a.P, a.S);
+}
+
+// Each tile after it: S of tile j, O of the tile before, P of tile j. Exact: with a mask and with
+// the maxima. Otherwise the tile needs no mask, and m stays what it is.
+template <class T, class Tiling, bool Exact>
+__device__ static void attend(state<Tiling> &a, memory<Tiling> &x, uint64_t Q, unsigned n,
+                              const shape &s, int i, int j, int consumer) {
+    constexpr int Bc = Tiling::Bc, D = Tiling::D;
+    float c = s.scale * Log2e;
+    uint64_t K = wait_for_K(x, n);
+    take_turn(consumer);
+    wgmma_fence(a.S);
+    start_QK<T, Tiling::Br, Bc, D>(a.S, Q, K);
+    wgmma_commit();
+    uint64_t V = wait_for_V(x, n - 1); // it comes after K, and may still be on its way
+    wgmma_fence(a.O, a.P);
+    start_PV<T, Bc, D>(a.O, a.P, V);
+    wgmma_commit();
+    hand_over<Tiling>(consumer);
+    wgmma_wait<1>(a.S); // P V may still run
+    free_buffer(&x.K_empty[n % Stages]);
+    //> bet
+    bool grown = false;
+    if (Exact) {
+        mask<Bc>(a.S, s, i, j * Bc);
+        grown = update_maxima<Bc>(a.S, a.r, c);
+    }
+    weights<Bc>(a.S, a.r, c);
+    //< bet
+    wgmma_wait<0>(a.O, a.P);
+    free_buffer(&x.V_empty[(n - 1) % Stages]);
+    if (grown) rescale<D>(a.O, a.r);
+    to_operand<T, Bc>(a.P, a.S);
+}
+
+// After the last tile: its O.
+template <class T, class Tiling>
+__device__ static void end(state<Tiling> &a, memory<Tiling> &x, unsigned n) {
+    uint64_t V = wait_for_V(x, n);
+    wgmma_fence(a.O, a.P);
+    start_PV<T, Tiling::Bc, Tiling::D>(a.O, a.P, V);
+    wgmma_commit();
+    wgmma_wait<0>(a.O, a.P);
+    free_buffer(&x.V_empty[n % Stages]);
+}
+
+// Was m good enough for the thread's two rows? A weight beyond its type is infinite, and then so is
+// each sum that it is a part of, l or O, or it is NaN: infinity times 0, infinity less infinity.
+// What is once not finite stays so. And a part of l that is no more than 2^15, as it nearly always
+// is, says without a look at O that no weight was more than that.
+//> held
+template <class Tiling> __device__ static bool held(const state<Tiling> &a) {
+    const float Small = 32768;
+    if (a.r.l[0] <= Small && a.r.l[1] <= Small) return true;
+    bool finite = a.r.l[0] < INFINITY && a.r.l[1] < INFINITY;
+#pragma unroll
+    for (int e = 0; e < Tiling::D / 2; e++) finite &= fabsf(a.O[e]) < INFINITY;
+    return finite;
+}
+//< held
+
+// O / l to the place of Q, and LSE to HBM. `first` is the warpgroup's first row of the tile.
+template <class T, class Tiling>
+__device__ static void leave(state<Tiling> &a, unsigned char *O_smem, float *LSE_hbm,
+                             const shape &s, task t, int first) {
+    int lane = threadIdx.x % Lanes, i = t.i0 + first + row_of_thread();
+    float inverse[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++, i += 8) {
+        float l = sum_of_quad(a.r.l[half]);
+        inverse[half] = 1 / (l > 0 ? l : 1); // a row that sees no key: O = 0
+        if (lane % 4 == 0 && i < s.Nq)
+            LSE_hbm[(size_t)t.bh * s.Nq + i] = s.scale * a.r.m[half] + logf(l);
+    }
+    // 16 rows of 16 columns at a time are four matrices of stmatrix. A lane gives the place of one
+    // row of one of them: lanes 0 to 15 of the left two, the others of the right two.
+    int row = first + threadIdx.x % Warpgroup / Lanes * 16 + lane % 16;
+#pragma unroll
+    for (int k = 0; k < Tiling::D; k += 16) {
+        uint32_t matrices[4]; // left: rows 0 to 7, 8 to 15; right: the same
+#pragma unroll
+        for (int m = 0; m < 4; m++)
+            matrices[m] = pack<T>(a.O[k / 2 + 2 * m] * inverse[m % 2],
+                                  a.O[k / 2 + 2 * m + 1] * inverse[m % 2]);
+        int piece = (k % Panel / 8 + lane / 16) ^ row % 8; // as TMA expects it: swizzled
+        stmatrix_x4(O_smem + (k / Panel * Tiling::Br + row) * PanelRow + piece * 16, matrices);
+    }
+    fence_proxy_async(); // what this thread has stored is there for TMA
+}
+
+// All warpgroups have as many turns.
+template <class T, class Tiling>
+__device__ static void consume(memory<Tiling> &x, float *LSE_hbm, const shape &s,
+                               const schedule &order, int consumer) {
+    const int first = consumer * Rows;
+    if (consumer == Tiling::Consumers - 1) hand_over<Tiling>(consumer); // 0 has the first turn
+    for (unsigned nq = 0, nk = 0;; nq++) { // tiles of Q, and of K and V, so far
+        unsigned stage = nq % Tiling::QStages;
+        mbarrier_wait(&x.Q_full[stage], parity_of<Tiling::QStages>(nq));
+        int tile = x.tile[stage];
+        if (tile < 0) break;
+        bool exact = x.exact[stage];
+        task t = task_of<Tiling>(s, order, tile);
+        uint64_t Q = wgmma_k_major(x.Q[stage] + first * PanelRow);
+        int i = t.i0 + first + row_of_thread();
+        state<Tiling> a;
+#pragma unroll
+        for (int e = 0; e < Tiling::D / 2; e++) a.O[e] = 0;
+        if (t.keys > 0) {
+            //> exact-tiles
+            // All rows of the warpgroup see the first so many tiles of keys whole, and a key of the
+            // tile after them: so they all have a maximum before the first of these comes.
+            int whole = exact ? 0 : max(keys_seen(s, t.i0 + first + 1) - 1, 0) / Tiling::Bc;
+            //< exact-tiles
+            int j = (t.keys - 1) / Tiling::Bc;
+            begin<T>(a, x, Q, nk++, s, i, j--);
+            for (; j >= whole; j--) attend<T, Tiling, true>(a, x, Q, nk++, s, i, j, consumer);
+            for (; j >= 0; j--) attend<T, Tiling, false>(a, x, Q, nk++, s, i, j, consumer);
+            end<T>(a, x, nk - 1);
+        }
+        if (!exact && !held(a)) atomicAdd(&x.failed[stage], 1);
+        leave<T>(a, x.Q[stage], LSE_hbm, s, t, first);
+        mbarrier_arrive(&x.O_full[stage]);
+    }
+    if (consumer == 0) take_turn(consumer); // the last has handed over once more
+}
+
+// ---- the kernel ---------------------------------------------------------------------------------
+
+// grid: as many blocks as run at once
+template <class T, class Tiling>
+__global__ void __launch_bounds__(Tiling::Threads, 1)
+    optimistic(const __grid_constant__ CUtensorMap Q_map, // [B * H, Nq, d]
+               const __grid_constant__ CUtensorMap K_map, // [B * Hkv, Nk, d]
+               const __grid_constant__ CUtensorMap V_map, // [B * Hkv, Nk, d]
+               const __grid_constant__ CUtensorMap O_map, // [B * H, Nq, d]
+               float *LSE_hbm,                            // [B, H, Nq]
+               shape s, schedule order) {
+    memory<Tiling> &x = *(memory<Tiling> *)smem;
+    s.causal = Tiling::Causal; // so that the compiler knows
+    if (threadIdx.x == 0) init_barriers(x);
+    __syncthreads(); // the mbarriers are ready
+    // The same in all lanes of a warp, and with a shuffle the compiler knows that, too: what
+    // follows from it, such as the descriptors of wgmma, is computed once for the warp (uniform
+    // registers).
+    int warp = __shfl_sync(~0u, threadIdx.x / Lanes, 0), warpgroup = warp / 4;
+    if (warpgroup == 0) {
+        setmaxnreg_dec<Tiling::ProducerRegisters>();
+        if (warp == 0 && elect_one()) produce(x, Q_map, K_map, V_map, s, order);
+        if (warp == 1 && elect_one()) store_all(x, O_map, s, order);
+    } else {
+        setmaxnreg_inc<Tiling::ConsumerRegisters>();
+        consume<T>(x, LSE_hbm, s, order, warpgroup - 1);
+    }
+}
+
+// ---- the host's side: what the harness asks of a rung ------------------------------------------
+
+// Calls f with the tiling for this problem. With d = 64 the products are short, and more warpgroups
+// fill the gaps that exponentials leave; but a tile of many queries is a bad cut of few.
+template <bool Causal, class F> static auto with_tiling(const attn_problem *p, F f) {
+    int d = p->head_dim, N = p->seqlen_q;
+    if (d > 128) return f(tiling<256, Causal, 2, 80>());
+    if (d > 64) return f(tiling<128, Causal, 2, 128>());
+    if (N > (Causal ? 4096 : 1024)) return f(tiling<64, Causal, 3, 128>());
+    return f(std::conditional_t<Causal, tiling<64, true, 2, 128>, tiling<64, false, 4, 64>>());
+}
+
+template <class F> static auto with_tiling(const attn_problem *p, F f) {
+    return p->causal ? with_tiling<true>(p, f) : with_tiling<false>(p, f);
+}
+
+// As many heads as K and V of which take 256 KB of L2 for each multiprocessor: of an H200's 60 MB
+// that is a little more than half. At least those heads that share one K and V. Without a mask one
+// head at a time is best.
+static int heads_of_group(const attn_problem *p) {
+    uint64_t share = (uint64_t)p->sm_count << 18, KV = 2 * 2 * (uint64_t)p->seqlen_k * p->head_dim;
+    uint64_t kv_heads = share > KV ? share / KV : 1, all = (uint64_t)p->batch * p->heads;
+    uint64_t heads = kv_heads * (p->heads / p->kv_heads);
+    return !p->causal ? 1 : (int)(heads < all ? heads : all);
+}
+
+template <class T, class Tiling> static void launch(const attn_problem *p, const attn_tensors *x) {
+    const int heads = p->batch * p->heads, kv_heads = p->batch * p->kv_heads, d = p->head_dim;
+    const int tiles = (int)ceil_div(p->seqlen_q, Tiling::Br), bytes = sizeof(memory<Tiling>);
+    schedule order = {tiles, heads, heads_of_group(p), (int *)x->buffer[0]};
+    if (order.next) LAUNCH(nobody_has_asked, 1, 1, 0, order.next);
+    cudaFuncSetAttribute(optimistic<T, Tiling>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    LAUNCH((optimistic<T, Tiling>), min(p->sm_count, tiles * heads), Tiling::Threads, bytes,
+           map_of(x->Q, heads, p->seqlen_q, d, Tiling::Br),
+           map_of(x->K, kv_heads, p->seqlen_k, d, Tiling::Bc),
+           map_of(x->V, kv_heads, p->seqlen_k, d, Tiling::Bc),
+           map_of(x->O, heads, p->seqlen_q, d, Tiling::Br), x->LSE, shape_of(p), order);
+}
+
+static void forward(const attn_problem *p, const attn_tensors *x) {
+    with_tiling(p, [=](auto t) {
+        using Tiling = decltype(t);
+        (p->dtype == ATTN_FP16 ? launch<__half, Tiling> : launch<__nv_bfloat16, Tiling>)(p, x);
+    });
+}
+
+static int buffers(const attn_problem *p, attn_buffer out[ATTN_MAX_BUFFERS]) {
+    out[0] = {.name = "next tile", .bytes = sizeof(int), .passes = ATTN_FORWARD};
+    return p->causal; // one, or none
+}
+
+static bool supports(const attn_problem *p, unsigned, char *why, size_t why_size) {
+    size_t bytes = with_tiling(p, [](auto t) { return sizeof(memory<decltype(t)>); });
+    return fits(p, bytes, why, why_size);
+}
+
+static void describe(const attn_problem *p, unsigned, char *text, size_t size) {
+    with_tiling(p, [=](auto t) {
+        snprintf(text, size, "Br %d, Bc %d, %d consumers, d padded to %d, groups of %d heads", t.Br,
+                 t.Bc, t.Consumers, t.D, heads_of_group(p));
+    });
+}
+
+// O leaves by TMA, as much of each panel as O has. The counter is set once, and asked once after
+// each tile.
+template <class Tiling> static attn_traffic traffic(const attn_problem *p) {
+    attn_traffic sum = forward_traffic(p, Tiling::Br, Tiling::Bc, Tiling::D, 0);
+    const int heads = p->batch * p->heads, Br = Tiling::Br;
+    tensor_box box = box_of(NULL, heads, p->seqlen_q, p->head_dim, Br);
+    for (int bh = 0; bh < heads; bh++)
+        for (int i0 = 0; i0 < p->seqlen_q; i0 += Br)
+            for (int column = 0; column < p->head_dim; column += Panel) {
+                const int at[] = {column, i0, bh};
+                sum.tma_store += tma_store_bytes(&box, at);
+            }
+    if (p->causal) sum.store += SECTOR, sum.atomic = heads * ceil_div(p->seqlen_q, Br) * SECTOR;
+    return sum;
+}
+
+static attn_traffic model(const attn_problem *p, unsigned) {
+    return with_tiling(p, [=](auto t) { return traffic<decltype(t)>(p); });
+}
+
+static const attn_kernel kernel = {
+    .step = "step06_fa3_hopper",
+    .rung = 6,
+    .name = "fa3-optimistic",
+    .idea = "the maximum of the first tile only, a guard, and rung 5's softmax if it fails",
+    .formula = "about 4 d N^2 / Br loaded for each head",
+    .dtypes = 1u << ATTN_BF16 | 1u << ATTN_FP16,
+    .passes = ATTN_FORWARD,
+    .least_sm = 90,
+    .exact_sm = 90,
+    .redoes = true,
+    .supports = supports,
+    .describe = describe,
+    .buffers = buffers,
+    .forward = forward,
+    .model = model,
+};
+ATTN_REGISTER(kernel);
+
+} // namespace step06_6
