@@ -129,9 +129,10 @@ struct fp8_rows {
 };
 
 // Takes in the maxima of a tile. c S are the exponents. True if one of the warp's rows has grown by
-// more than 2^Growth; else the old m is good enough, and the factors are 1.
+// more than 2^growth; else the old m is good enough, and the factors are 1.
 template <int Bc>
-__device__ inline bool update_maxima(const float (&S)[Bc / 2], fp8_rows &r, float c) {
+__device__ inline bool update_maxima(const float (&S)[Bc / 2], fp8_rows &r, float c,
+                                     float growth = Growth) {
     float m[2];
     bool grown = false;
 #pragma unroll
@@ -141,7 +142,7 @@ __device__ inline bool update_maxima(const float (&S)[Bc / 2], fp8_rows &r, floa
         for (int n = 0; n < Bc / 8; n++)
             m[half] = fmaxf(m[half], fmaxf(S[4 * n + 2 * half], S[4 * n + 2 * half + 1]));
         m[half] = fmaxf(r.m[half], c * max_of_quad(m[half]));
-        grown |= m[half] - r.m[half] > Growth; // NaN, from -infinity to -infinity, is not
+        grown |= m[half] - r.m[half] > growth; // NaN, from -infinity to -infinity, is not
         r.factor[half] = 1;
     }
     if (!__any_sync(~0u, grown)) return false;
@@ -154,11 +155,12 @@ __device__ inline bool update_maxima(const float (&S)[Bc / 2], fp8_rows &r, floa
     return true;
 }
 
-// S becomes the weights times 2^Offset, and l their sum.
-template <int Bc> __device__ inline void weights(float (&S)[Bc / 2], fp8_rows &r, float c) {
+// S becomes the weights times 2^offset, and l their sum.
+template <int Bc>
+__device__ inline void weights(float (&S)[Bc / 2], fp8_rows &r, float c, float offset = Offset) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        float least = (r.m[half] == -INFINITY ? 0 : r.m[half]) - Offset;
+        float least = (r.m[half] == -INFINITY ? 0 : r.m[half]) - offset;
 #pragma unroll
         for (int n = 0; n < Bc / 8; n++)
 #pragma unroll
@@ -329,7 +331,7 @@ __device__ inline float exponent_scale(float c_Q, const memory<Tiling> &x, unsig
 template <class Tiling>
 __device__ inline void leave(const float (&O)[Tiling::D / 2], const fp8_rows &r, float scale,
                              unsigned char *O_smem, float *LSE_hbm, const shape &s, task t,
-                             int first) {
+                             int first, float offset = Offset) {
     int lane = threadIdx.x % Lanes, i = t.i0 + first + row_of_thread();
     float inverse[2];
 #pragma unroll
@@ -337,7 +339,7 @@ __device__ inline void leave(const float (&O)[Tiling::D / 2], const fp8_rows &r,
         float l = sum_of_quad(r.l[half]);
         inverse[half] = scale / (l > 0 ? l : 1); // a row that sees no key: O = 0
         if (lane % 4 == 0 && i < s.Nq)
-            LSE_hbm[(size_t)t.bh * s.Nq + i] = Ln2 * (r.m[half] - Offset) + logf(l);
+            LSE_hbm[(size_t)t.bh * s.Nq + i] = Ln2 * (r.m[half] - offset) + logf(l);
     }
     // 16 rows of 16 columns at a time are four matrices of stmatrix. A lane gives the place of one
     // row of one of them: lanes 0 to 15 of the left two, the others of the right two.
