@@ -450,29 +450,29 @@ Test(step06_fp8, rotation) {
 // On one, two or three multiprocessors: as many blocks share the tiles, groups of heads share K.
 Test(step06_fp8, blocks_take_one_tile_after_the_other) {
     static const int dims[] = {40, 128, 256};
-    for (int i = 0; i < 9; i++)
-        expect_all_right((struct attn_problem){.batch = 2,
+    for (int i = 0; i < 6; i++)
+        expect_all_right((struct attn_problem){.batch = 1,
                                                .heads = 4,
                                                .kv_heads = 2,
                                                .seqlen_q = 200,
-                                               .seqlen_k = i < 3 ? 300 : 130,
+                                               .seqlen_k = i < 3 ? 260 : 130,
                                                .head_dim = dims[i % 3],
                                                .causal = i % 2,
-                                               .fp8_scale = (enum fp8_scale)(i / 3),
-                                               .sm_count = 1 + (i + 1) % 3},
+                                               .fp8_scale = (enum fp8_scale)((i + 2) % 3),
+                                               .sm_count = 1 + i / 2},
                          rising);
 }
 
-// Enough keys for the widest tiles.
+// Just few enough keys for the tiles of few keys, enough for the widest tiles, and without a mask.
 Test(step06_fp8, many_keys) {
-    for (int i = 0; i < 6; i++)
+    for (int i = 0; i < 3; i++)
         expect_all_right((struct attn_problem){.batch = 1,
                                                .heads = 1,
                                                .kv_heads = 1,
                                                .seqlen_q = 65,
-                                               .seqlen_k = 2048 + 61 * (i % 3),
+                                               .seqlen_k = 2048 + 61 * i,
                                                .head_dim = 128,
-                                               .causal = i < 3},
+                                               .causal = i < 2},
                          rising);
 }
 
