@@ -79,7 +79,7 @@ TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(filter-out tests/count_instructio
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
 
 .PHONY: all sim gpu run train peers diff test test-sim test-programs test-gpu need-gpu need-sim test-full test-more test-shapes test-sanitized test-clang \
-        mutants fill book sram wavefronts registers curves timelines plots deps help list clean bench-sim gallery format numpy-cases
+        mutants fill book sram wavefronts registers curves timelines fp8-table plots deps help list clean bench-sim gallery format numpy-cases
 .DELETE_ON_ERROR:
 all: sim gpu                ## build everything that this machine can build
 
@@ -272,6 +272,7 @@ test-sim: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants 
 	@set -e; for f in $(wildcard step*/attention.py); do $(PYTHON) $$f >$(BUILD)/attention.out; done
 	$(PYTHON) tests/test_book.py
 	$(PYTHON) tests/test_openings.py
+	$(PYTHON) tests/test_fp8_table.py $(BUILD)/sim/step06 $(BUILD)/sim/variants
 	$(PYTHON) tests/crosscheck.py $(BUILD)/sim/ladder $(BUILD)
 	@$(MAKE) test-programs
 
@@ -357,6 +358,11 @@ endef
 
 timelines: $(BUILD)/sim/step06    ## draw what step06's blocks do in the simulator, notes/figures/timeline_*.svg
 	$(PYTHON) notes/timeline.py
+
+# A small shape in the simulator, a large one on a GPU.
+ACCURACY  = $(if $(filter gpu,$(DEVICE)),-H 16 -n 8192 -d 128,-H 2 -n 1024 -d 64)
+fp8-table: need-$(DEVICE) $(BUILD)/$(DEVICE)/step06    ## FlashAttention-3's table of FP8 accuracy: notes/results/sim_fp8_accuracy.csv
+	@$(PYTHON) tests/fp8_table.py $(BUILD)/$(DEVICE)/step06 $(ACCURACY) --out notes/results/$(DEVICE)_fp8_accuracy.csv $(ARGS)
 
 plots:                      ## draw the figures that show results, notes/figures/bytes_against_M.svg, training.svg
 	$(PYTHON) notes/plots.py
