@@ -54,7 +54,7 @@ template <int Bc> __device__ static bool fit(float (&S)[Bc / 2], fp8_rows &r, fl
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float sum = max_of_quad(r.l[half]);
-        float powers = sum > Largest ? ceilf(log2f(sum)) - LowOffset : 0;
+        float powers = sum > Largest ? ceilf(log2f(sum)) - 8 : 0; // so that 128 < sum <= 256
         r.factor[half] = exp2_approx(-powers);
         r.m[half] += powers;
         r.l[half] *= r.factor[half];

@@ -238,8 +238,8 @@ static bool run(const struct attn_kernel *k, struct fp8_case *c) {
     c->asked = m.asked;
     struct attn_traffic model = k->model(p, ATTN_FORWARD);
     if (machine.simulated && !m.error[0])
-        cr_expect(same_traffic(&m.asked, &model), "--kernel %s %s: asked is not the model", k->name,
-                  name_of(p));
+        cr_expect(k->redoes ? m.asked.tma_load >= model.tma_load : same_traffic(&m.asked, &model),
+                  "--kernel %s %s: asked is not the model", k->name, name_of(p));
     uint16_t *O = malloc(c->size[Q] * 2);
     machine_read(O, t.O, c->size[Q] * 2);
     dtype_unpack(ATTN_FP8, O, c->O, c->size[Q]);
@@ -339,9 +339,16 @@ struct row_of_O {
     double LSE, largest_logit;
 };
 
-// An e4m3 is off by 2^-4 of itself at most, and by 2^-10 below the normal ones; P is 2^8 times the
-// weight. On average its square is off by less than a third of that; over many, less than a sixth.
-static void exact_row(const struct fp8_case *c, uint64_t query, struct row_of_O *r) {
+// By how much rounding moves the smallest weights, at most: by 2^-10, below the normal e4m3, where
+// P is 2^8 times the weight. In the optimistic rung it is 2^4 times that, or if a thread's sum of
+// 24 to 48 weights was too large for that, at least 128 / 48 of the largest: more than 2.
+static double least_step(const struct attn_kernel *k) {
+    return strcmp(k->name, "fp8-optimistic") ? 0x1p-18 : 0x1p-11;
+}
+
+// An e4m3 is off by 2^-4 of itself at most, and by `least` for the smallest. On average its square
+// is off by less than a third of that; over many, less than a sixth.
+static void exact_row(const struct fp8_case *c, uint64_t query, double least, struct row_of_O *r) {
     const struct attn_problem *p = &c->p;
     const uint64_t d = (uint64_t)p->head_dim, keys = (uint64_t)p->seqlen_k;
     const uint64_t bh = query / (uint64_t)p->seqlen_q, b = bh / (uint64_t)p->heads;
@@ -362,7 +369,7 @@ static void exact_row(const struct fp8_case *c, uint64_t query, struct row_of_O 
     for (int j = 0; j < seen; j++)
         for (uint64_t e = 0; e < d; e++) {
             double v = value(c, V, first + (uint64_t)j, e);
-            double off = fmax(S[j] / 16, 0x1p-18) * fabs(v) / l;
+            double off = fmax(S[j] / 16, least) * fabs(v) / l;
             r->O[e] += S[j] * v / l;
             r->most[e] += off;
             r->usual[e] += off * off / 3;
@@ -379,7 +386,7 @@ static void expect_right_O(const struct attn_kernel *k, const struct fp8_case *c
     uint64_t wrong_O = 0, wrong_LSE = 0;
     static struct row_of_O r;
     for (uint64_t i = 0; i < rows; i++) {
-        exact_row(c, i, &r);
+        exact_row(c, i, least_step(k), &r);
         double LSE = (double)c->LSE[i];
         bool dead = r.LSE == -INFINITY;
         wrong_LSE +=
@@ -395,9 +402,12 @@ static void expect_right_O(const struct attn_kernel *k, const struct fp8_case *c
                  (unsigned long long)wrong_LSE);
     cr_expect_eq(wrong_O, 0, "--kernel %s %s: %llu elements of O", k->name, name_of(&c->p),
                  (unsigned long long)wrong_O);
+    // The largest weight of a row is a power of two, and exact; but not in the optimistic rung, and
+    // where few keys count, that is most of the error.
     if (independent)
-        cr_expect(error <= usual / 2, "--kernel %s %s: O is off by %.3g, should be %.3g", k->name,
-                  name_of(&c->p), sqrt(error), sqrt(usual));
+        cr_expect(error <= (k->redoes ? usual : usual / 2),
+                  "--kernel %s %s: O is off by %.3g, should be %.3g", k->name, name_of(&c->p),
+                  sqrt(error), sqrt(usual));
 }
 
 static void expect_all_right(struct attn_problem p, filling *value) {
@@ -616,7 +626,7 @@ static double relative_error(const char *kernel, struct fp8_case *c) {
     double most = 0;
     cr_assert(run(kernel_named(kernel), c));
     for (uint64_t row = 0; row < attn_rows(&c->p); row++) {
-        exact_row(c, row, &r);
+        exact_row(c, row, 0, &r);
         for (uint64_t e = 0; e < d; e++)
             most = fmax(most, fabs((double)c->O[row * d + e] / r.O[e] - 1));
     }
