@@ -79,7 +79,7 @@ TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(filter-out tests/count_instructio
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
 
 .PHONY: all sim gpu run train peers diff test test-sim test-programs test-gpu need-gpu need-sim test-full test-more test-shapes test-sanitized test-clang \
-        mutants fill book sram wavefronts backward registers registers-backward curves timelines plots deps help list clean bench-sim gallery format numpy-cases
+        mutants fill book sram wavefronts backward registers registers-backward curves timelines fp8-table plots deps help list clean bench-sim gallery format numpy-cases
 .DELETE_ON_ERROR:
 all: sim gpu                ## build everything that this machine can build
 
@@ -274,6 +274,7 @@ test-sim: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants 
 	  grep -q "run: .*$$f" $(PAGES) || $(PYTHON) $$f >$(BUILD)/attention.out; done
 	$(PYTHON) tests/test_book.py
 	$(PYTHON) tests/test_openings.py
+	$(PYTHON) tests/test_fp8_table.py $(BUILD)/sim/step06 $(BUILD)/sim/variants
 	$(PYTHON) tests/crosscheck.py $(BUILD)/sim/ladder $(BUILD)
 	@$(MAKE) test-programs
 
@@ -348,10 +349,13 @@ backward: $(BUILD)/sim/step05    ## count the bytes of step05's backwards: notes
 	@awk 'NR == 1 || !/^date/' $(BUILD)/backward.csv >notes/results/sim_backward.csv
 
 # Registers of the forward rungs of step05 and step06, as nvcc numbers them at launch; without those that pad d, or mask.
-registers: registers-backward    ## count the registers of step05's and step06's kernels (needs nvcc): notes/results/registers_*.csv
+# And those that step06's consumers use of what setmaxnreg gives them, for FP8.
+FP8_OBJECTS := $(patsubst %.cu,$(BUILD)/gpu/%.o,$(wildcard $(call step_dir,06)/*_fp8*.cu))
+registers: registers-backward | $(if $(NVCC),$(FP8_OBJECTS))    ## count the registers of step05's and step06's kernels (needs nvcc): notes/results/registers_*.csv
 	$(if $(NVCC),,$(error make registers needs nvcc))
 	$(call count_registers,90,-arch=sm_90,$(wildcard $(call step_dir,05)/[1-7]_*.cu))
 	$(call count_registers,90a,$(HOPPER),$(wildcard $(call step_dir,06)/[1-5]_*.cu))
+	$(PYTHON) notes/hopper_registers.py $(FP8_OBJECTS) >notes/results/registers_fp8.csv
 
 define count_registers
 @{ echo "# nvcc $$($(NVCC) --version | sed -n 's/.*, V//p'), sm_$(1)"; echo "kernel,dtype,head_dim,registers,spilled"; \
@@ -379,6 +383,11 @@ registers-backward: $(wildcard $(call step_dir,05)/*backward*.cu)
 
 timelines: $(BUILD)/sim/step06    ## draw what step06's blocks do in the simulator, notes/figures/timeline_*.svg
 	$(PYTHON) notes/timeline.py
+
+# A small shape in the simulator, a large one on a GPU.
+ACCURACY  = $(if $(filter gpu,$(DEVICE)),-H 16 -n 8192 -d 128,-H 2 -n 1024 -d 64)
+fp8-table: need-$(DEVICE) $(BUILD)/$(DEVICE)/step06    ## FlashAttention-3's table of FP8 accuracy: notes/results/sim_fp8_accuracy.csv
+	@$(PYTHON) tests/fp8_table.py $(BUILD)/$(DEVICE)/step06 $(ACCURACY) --out notes/results/$(DEVICE)_fp8_accuracy.csv $(ARGS)
 
 plots:                      ## draw the figures that show results, notes/figures/bytes_against_M.svg, training.svg
 	$(PYTHON) notes/plots.py

@@ -34,8 +34,8 @@ struct attn_problem {
     bool causal;
     float scale;              // finite and > 0; 1/sqrt(d) unless --scale says otherwise
     enum attn_dtype dtype;    // of Q, K, V, O (FP8: 16-bit inputs, quantised by a pre-pass)
-    enum fp8_scale fp8_scale; // FP8: one scale for each of these
-    bool rotate;              // FP8: rotate Q and K before they are quantised
+    enum fp8_scale fp8_scale; // FP8: one scale for each of these (fp8.h)
+    bool rotate;              // FP8: rotate Q and K before they are quantised; d a power of two
     size_t smem;              // bytes of shared memory one block may use (--sram)
     int sm, sm_count;         // the machine: compute capability (90 = 9.0), multiprocessors
 };
@@ -110,6 +110,7 @@ const struct attn_kernel *attn_kernel_at(int index); // by step, then rung; vari
 
 size_t attn_dtype_bytes(enum attn_dtype dtype);     // of one element in HBM
 const char *attn_dtype_name(enum attn_dtype dtype); // "fp32"
+const char *fp8_scale_name(enum fp8_scale scale);   // "tensor"
 
 uint64_t attn_q_elements(const struct attn_problem *p);  // B * H * Nq * d
 uint64_t attn_kv_elements(const struct attn_problem *p); // B * Hkv * Nk * d

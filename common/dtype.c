@@ -1,9 +1,12 @@
-// dtype.c - fp32, fp16 and bf16 bit by bit.
+// dtype.c - fp32, fp16, bf16 and e4m3 bit by bit.
 //
 //          sign  exponent (bias)  fraction   smallest normal   largest
 //   fp32    1        8 (127)         23          2^-126        3.4e38
 //   bf16    1        8 (127)          7          2^-126        3.4e38    the upper half of an fp32
 //   fp16    1        5 (15)          10          2^-14         65504
+//   e4m3    1        4 (7)            3          2^-6          448       no infinity, one NaN: 0x7f
+//
+// ("FP8 Formats for Deep Learning", Micikevicius et al., arXiv:2209.05433.)
 //
 // Plain integer code rather than compiler types: gcc 11 has no _Float16 on x86-64, and here the
 // rounding can be read.
@@ -66,6 +69,28 @@ uint16_t bf16_from_float(float x) {
 }
 
 float bf16_to_float(uint16_t bits) { return float_of((uint32_t)bits << 16); }
+
+uint8_t e4m3_from_float(float x) {
+    const uint32_t two_to_minus_6 = 121u << 23;
+    uint32_t sign = bits_of(x) >> 24 & 0x80, magnitude = bits_of(x) & 0x7fffffff;
+    if (isnan(x)) return 0x7f;
+    uint32_t eight;
+    if (magnitude >= two_to_minus_6) {
+        eight = round_off(magnitude - ((127u - 7) << 23), 20); // from bias 127 to bias 7
+        if (eight > 0x7e) eight = 0x7e;                        // 448
+    } else {
+        // As for fp16: e4m3's subnormals are the multiples of 2^-9, the spacing of fp32 above 2^14.
+        eight = bits_of(float_of(magnitude) + 0x1p14f) - bits_of(0x1p14f);
+    }
+    return (uint8_t)(sign | eight);
+}
+
+float e4m3_to_float(uint8_t bits) {
+    uint32_t sign = (bits & 0x80u) << 24, magnitude = bits & 0x7fu;
+    if (magnitude == 0x7f) return float_of(sign | 0x7fc00000);
+    float x = float_of(magnitude << 20) * 0x1p120f; // the exponent was 127 - 7 too low
+    return float_of(sign | bits_of(x));
+}
 
 float dtype_round(enum attn_dtype dtype, float x) {
     switch (dtype) {

@@ -1,4 +1,4 @@
-// dtype.h - 16-bit floats on the host: conversion, rounding, the spacing of numbers.
+// dtype.h - 16-bit and 8-bit floats on the host: conversion, rounding, the spacing of numbers.
 #ifndef DTYPE_H
 #define DTYPE_H
 
@@ -13,6 +13,10 @@ uint16_t fp16_from_float(float x);
 float fp16_to_float(uint16_t bits);
 uint16_t bf16_from_float(float x);
 float bf16_to_float(uint16_t bits);
+// To nearest, ties to even; what is too large gives ±448, infinities too (the cvt instruction's
+// .satfinite), and NaN gives 0x7f.
+uint8_t e4m3_from_float(float x);
+float e4m3_to_float(uint8_t bits);
 
 // x as the data type holds it (ATTN_FP8: its 16-bit inputs are bf16).
 float dtype_round(enum attn_dtype dtype, float x);

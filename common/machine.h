@@ -27,6 +27,7 @@ struct machine_options {
     bool fast;            // simulator: count bytes only, no sectors (no `asked`)
     bool profile;         // simulator: count for each source line, for machine_profile
     const char *timeline; // simulator: a file for who waits and what is under way; NULL: none
+    bool fp8_14_bits; // simulator: FP8 products are added in 14 bits, as Hopper's are said to be
 };
 
 // Finds the machine. False, with one line in `why`, when there is none.

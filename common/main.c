@@ -237,7 +237,8 @@ int main(int argc, char **argv) {
 
     if (!machine_open(&(struct machine_options){.fast = options.fast,
                                                 .profile = options.profile,
-                                                .timeline = options.timeline},
+                                                .timeline = options.timeline,
+                                                .fp8_14_bits = options.fp8_14_bits},
                       &s.machine, s.why, sizeof s.why))
         return complain(EXIT_CANNOT, s.why);
     if (options.profile && !s.machine.simulated) {
@@ -249,6 +250,8 @@ int main(int argc, char **argv) {
     if (options.timeline && !s.machine.simulated)
         complain(EXIT_RIGHT,
                  "--timeline is the simulator's; on a GPU, nsys profile PROGRAM has one");
+    if (options.fp8_accumulator_given && !s.machine.simulated)
+        complain(EXIT_RIGHT, "--fp8-accumulator is the simulator's; a GPU adds as it does");
     if (options.sram > s.machine.smem) {
         snprintf(s.why, sizeof s.why, "--sram %zu: a block has at most %zu bytes on this machine",
                  options.sram, s.machine.smem);
@@ -262,6 +265,7 @@ int main(int argc, char **argv) {
                                    .detail = count_chosen(&options) == 1,
                                    .machine = &s.machine,
                                    .command = command,
-                                   .seed = options.seed};
+                                   .seed = options.seed,
+                                   .fp8_14_bits = options.fp8_14_bits};
     return finish(run_all(&s));
 }

@@ -16,6 +16,9 @@ enum {
     CAUSAL,
     SCALE,
     DTYPE,
+    FP8_SCALE,
+    ROTATE,
+    FP8_ACCUMULATOR,
     KERNEL,
     PASS,
     DATA,
@@ -43,6 +46,9 @@ static const struct option long_options[] = {
     {"causal", no_argument, NULL, CAUSAL},
     {"scale", required_argument, NULL, SCALE},
     {"dtype", required_argument, NULL, DTYPE},
+    {"fp8-scale", required_argument, NULL, FP8_SCALE},
+    {"rotate", no_argument, NULL, ROTATE},
+    {"fp8-accumulator", required_argument, NULL, FP8_ACCUMULATOR},
     {"kernel", required_argument, NULL, KERNEL},
     {"pass", required_argument, NULL, PASS},
     {"data", required_argument, NULL, DATA},
@@ -77,6 +83,9 @@ void options_help(const char *program) {
         "      --causal          query i sees the keys j <= i + Nk - Nq\n"
         "      --scale X         of QK^T, default 1/sqrt(d)\n"
         "      --dtype TYPE      fp32, fp16, bf16 or fp8; default: the kernel's first\n"
+        "      --fp8-scale OF    fp8: one scale for each tensor (default), head, or block of 128 "
+        "rows\n"
+        "      --rotate          fp8: rotate Q and K before they are quantised; d a power of two\n"
         "The input\n"
         "      --data FAMILY     normal (default), large, rising, outliers, constant, one-hot\n"
         "      --seed N          default 1\n"
@@ -93,6 +102,9 @@ void options_help(const char *program) {
         "      --repeat N        timed runs on a GPU, default 20; in all runs the output must be "
         "the same\n"
         "      --fast            simulator: count bytes only, skip sectors\n"
+        "      --fp8-accumulator HOW   simulator: sums of FP8 products, exact (default) or 14bit, "
+        "as Hopper's\n"
+        "                        are said to be\n"
         "What to print\n"
         "      --format FORMAT   table (default) or csv\n"
         "      --profile         simulator: what each source line asks of memory; csv: only that\n"
@@ -173,6 +185,20 @@ static bool read_dtype(const struct value *v, enum attn_dtype *out) {
     return refuse(v, "must be fp32, fp16, bf16 or fp8");
 }
 
+static bool read_fp8_scale(const struct value *v, enum fp8_scale *out) {
+    for (enum fp8_scale s = FP8_SCALE_TENSOR; s <= FP8_SCALE_BLOCK; s++)
+        if (!strcmp(v->text, fp8_scale_name(s))) {
+            *out = s;
+            return true;
+        }
+    return refuse(v, "must be tensor, head or block");
+}
+
+static bool read_fp8_accumulator(const struct value *v, bool *in_14_bits) {
+    *in_14_bits = !strcmp(v->text, "14bit");
+    return *in_14_bits || !strcmp(v->text, "exact") || refuse(v, "must be exact or 14bit");
+}
+
 static bool read_pass(const struct value *v, unsigned *out) {
     static const char *const names[] = {[ATTN_FORWARD] = "forward",
                                         [ATTN_BACKWARD] = "backward",
@@ -216,6 +242,11 @@ static bool read_option(int c, const struct value *v, struct options *o, struct 
     case CAUSAL: return o->problem.causal = true;
     case SCALE: return read_scale(v, &o->problem.scale);
     case DTYPE: return o->dtype_given = read_dtype(v, &o->problem.dtype);
+    case FP8_SCALE: return read_fp8_scale(v, &o->problem.fp8_scale);
+    case ROTATE: return o->problem.rotate = true;
+    case FP8_ACCUMULATOR:
+        o->fp8_accumulator_given = true;
+        return read_fp8_accumulator(v, &o->fp8_14_bits);
     case KERNEL: o->kernel = strcmp(v->text, "all") ? v->text : NULL; return true;
     case PASS: return read_pass(v, &o->passes);
     case DATA:

@@ -18,6 +18,7 @@ struct options {
     size_t sram; // 0: all that the machine has
     int repeat;  // 0: the machine's own default
     bool fast, profile, csv;
+    bool fp8_14_bits, fp8_accumulator_given;
     const char *timeline; // a file, or NULL
     const char *dump;
     const char *load[MAX_LOADS]; // folders of .npy files, each one more input

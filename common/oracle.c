@@ -5,6 +5,7 @@
 // fast enough for the tests; at large sizes reference_make asks the machine for help.
 #include "oracle.h"
 #include "dtype.h"
+#include "fp8.h"
 #include "machine.h"
 #include "refuse.h"
 
@@ -157,18 +158,48 @@ static void baseline_row(const struct attn_problem *p, const struct head *head, 
     *LSE = keys > 0 ? max + logf(sum) : -INFINITY;
 }
 
+// FP8, from inputs that are quantised already: only P is rounded besides, and O at the end.
+static void fp8_baseline_row(const struct attn_problem *p, const struct head *head, int i,
+                             double *row, float *O, float *LSE) {
+    int d = p->head_dim, keys = attn_visible_keys(p, i);
+    double max = -INFINITY, l = 0, sum[256] = {0}; // [d]
+    for (int j = 0; j < keys; j++) {
+        row[j] = p->scale * dot(head->Q + (uint64_t)i * d, head->K + (uint64_t)j * d, d);
+        if (row[j] > max) max = row[j];
+    }
+    for (int j = 0; j < keys; j++) {
+        double weight = exp(row[j] - max), P = ldexp(weight, FP8_P_OFFSET);
+        l += weight;
+        add(sum, e4m3_to_float(e4m3_from_float((float)P)), head->V + (uint64_t)j * d, d);
+    }
+    for (int t = 0; t < d; t++)
+        O[t] = keys > 0 ? dtype_round(p->dtype, (float)ldexp(sum[t] / l, -FP8_P_OFFSET)) : 0;
+    *LSE = keys > 0 ? (float)(max + log(l)) : -INFINITY;
+}
+
+static void baseline_head(const struct attn_problem *p, const struct head *head, void *row,
+                          float *O, float *LSE) {
+    for (int i = 0; i < p->seqlen_q; i++) {
+        uint64_t at = head->first_row + i;
+        if (p->dtype == ATTN_FP8)
+            fp8_baseline_row(p, head, i, row, O + at * p->head_dim, LSE + at);
+        else
+            baseline_row(p, head, i, row, O + at * p->head_dim, LSE + at);
+    }
+}
+
 bool baseline_forward(const struct attn_problem *p, const struct inputs *in, float *O, float *LSE) {
-    float *row = malloc(p->seqlen_k * sizeof *row);
-    if (!row) return false;
-    for (uint64_t bh = 0; bh < (uint64_t)p->batch * p->heads; bh++) {
-        struct head head = head_at(p, in, bh);
-        for (int i = 0; i < p->seqlen_q; i++) {
-            uint64_t at = head.first_row + i;
-            baseline_row(p, &head, i, row, O + at * p->head_dim, LSE + at);
-        }
+    struct inputs quantised = {0};
+    bool fp8 = p->dtype == ATTN_FP8;
+    void *row = malloc(p->seqlen_k * sizeof(double));
+    bool ok = row && (!fp8 || fp8_quantise_inputs(p, in, &quantised));
+    for (uint64_t bh = 0; ok && bh < (uint64_t)p->batch * p->heads; bh++) {
+        struct head head = head_at(p, fp8 ? &quantised : in, bh);
+        baseline_head(p, &head, row, O, LSE);
     }
     free(row);
-    return true;
+    inputs_free(&quantised);
+    return ok;
 }
 
 // Query i of a head. P and dS keep their fp32 digits until they enter a product; scale comes last.
@@ -225,13 +256,27 @@ static bool is_large(const struct attn_problem *p, int work) {
     return products * work > 0x1p33;
 }
 
+// On the machine. It quantises nothing, so for FP8 the baseline takes a second run.
+static bool machine_forward_both(const struct attn_problem *p, const struct inputs *in,
+                                 struct reference *r) {
+    if (!machine_oracle_forward(p, in->Q, in->K, in->V, r->O, r->LSE, r->base_O, r->base_LSE,
+                                &r->max_logit))
+        return false;
+    if (p->dtype != ATTN_FP8) return true;
+    struct inputs q = {0};
+    double *O = malloc(attn_q_elements(p) * sizeof *O), *LSE = malloc(attn_rows(p) * sizeof *LSE);
+    double max_logit;
+    bool ok = O && LSE && fp8_quantise_inputs(p, in, &q) &&
+              machine_oracle_forward(p, q.Q, q.K, q.V, O, LSE, r->base_O, r->base_LSE, &max_logit);
+    free(O);
+    free(LSE);
+    inputs_free(&q);
+    return ok;
+}
+
 static bool forward_both(const struct attn_problem *p, const struct inputs *in,
                          struct reference *r) {
-    if (is_large(p, FORWARD_WORK) &&
-        machine_oracle_forward(p, in->Q, in->K, in->V, r->O, r->LSE, r->base_O, r->base_LSE,
-                               &r->max_logit)) {
-        return true;
-    }
+    if (is_large(p, FORWARD_WORK) && machine_forward_both(p, in, r)) return true;
     return oracle_forward(p, in, r->O, r->LSE, &r->max_logit) &&
            baseline_forward(p, in, r->base_O, r->base_LSE);
 }
@@ -244,6 +289,23 @@ static double largest_difference(const float *a, const double *b, uint64_t n) {
         if (difference > largest || isnan(difference)) largest = difference;
     }
     return largest;
+}
+
+// Root mean square of a - b; NaN if there is one. Equal infinities do not differ.
+static double rms_difference(const float *a, const double *b, uint64_t n) {
+    double sum = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        double difference = a[i] == b[i] ? 0 : a[i] - b[i];
+        sum += difference * difference;
+    }
+    return sqrt(sum / (double)n);
+}
+
+static double worst_row(const float *a, const double *b, uint64_t rows, int d) {
+    double worst = 0;
+    for (uint64_t row = 0; row < rows; row++)
+        worst = fmax(worst, rms_difference(a + row * d, b + row * d, d));
+    return worst;
 }
 
 static double largest_magnitude(const float *x, uint64_t n) {
@@ -290,6 +352,9 @@ bool reference_make(const struct attn_problem *p, const struct inputs *in, struc
     out->max_v = largest_magnitude(in->V, attn_kv_elements(p));
     out->base_error_O = largest_difference(out->base_O, out->O, elements);
     out->base_error_LSE = largest_difference(out->base_LSE, out->LSE, rows);
+    out->base_rmse_O = rms_difference(out->base_O, out->O, elements);
+    out->base_rmse_LSE = rms_difference(out->base_LSE, out->LSE, rows);
+    out->base_row_O = worst_row(out->base_O, out->O, rows, p->head_dim);
     // A bar that is infinitely wide would let everything pass. And from step05 on kernels take
     // powers of two, of logits times log2(e).
     bool overflows = out->max_logit * M_LOG2E > FLT_MAX;

@@ -16,8 +16,9 @@ bool oracle_forward(const struct attn_problem *p, const struct inputs *in,
                     double *max_logit); // largest |scale * q.k| of the visible pairs, one number
 
 // The same algorithm in the kernel's data type, the yardstick of the check: S and LSE are kept in
-// fp32, sums are fp32 in the order of the keys, P and O are rounded to p->dtype. False when there
-// is no memory for one row of S.
+// fp32, sums are fp32 in the order of the keys, P and O are rounded to p->dtype. For FP8: Q, K and
+// V are quantised as fp8.h says, then all is double but P, which is rounded to e4m3, and O, to
+// bf16. False when there is no memory for one row of S, or the quantised inputs.
 bool baseline_forward(const struct attn_problem *p, const struct inputs *in,
                       float *O,    // [B, H, Nq, d]
                       float *LSE); // [B, H, Nq]
@@ -51,6 +52,8 @@ struct reference {
     float *base_O, *base_LSE;
     double max_logit, max_v;
     double base_error_O, base_error_LSE; // largest |baseline - oracle|
+    double base_rmse_O, base_rmse_LSE;   // root mean square of it
+    double base_row_O;                   // the same of the worst row of O
     // From here on NULL and 0 until reference_add_backward.
     double *dQ, *dK, *dV;
     double rms_q, rms_k, max_q, max_k, max_dO, max_dP; // rms: root mean square of the elements

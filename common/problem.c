@@ -23,6 +23,11 @@ const char *attn_dtype_name(enum attn_dtype dtype) {
     return names[dtype];
 }
 
+const char *fp8_scale_name(enum fp8_scale scale) {
+    static const char *const names[] = {"tensor", "head", "block"};
+    return names[scale];
+}
+
 uint64_t attn_rows(const struct attn_problem *p) {
     return (uint64_t)p->batch * p->heads * p->seqlen_q;
 }
@@ -85,6 +90,13 @@ static bool check_head_dim(const struct attn_problem *p, char *why, size_t why_s
                   MAX_HEAD_DIM);
 }
 
+static bool check_rotation(const struct attn_problem *p, char *why, size_t why_size) {
+    if (!p->rotate || (p->head_dim & (p->head_dim - 1)) == 0) return true;
+    return refuse(why, why_size,
+                  "head-dim is %d: rotate takes powers of two, for which there is a fast transform",
+                  p->head_dim);
+}
+
 static bool check_groups(const struct attn_problem *p, char *why, size_t why_size) {
     if (p->heads % p->kv_heads == 0) return true;
     return refuse(why, why_size, "heads is %d, kv-heads %d: make heads a multiple of kv-heads",
@@ -111,7 +123,7 @@ static bool check_numbers(const struct attn_problem *p, char *why, size_t why_si
 
 int attn_problem_check(const struct attn_problem *p, char *why, size_t why_size) {
     bool ok = check_shape(p, why, why_size) && check_head_dim(p, why, why_size) &&
-              check_groups(p, why, why_size) && check_rows(p, why, why_size) &&
-              check_numbers(p, why, why_size);
+              check_rotation(p, why, why_size) && check_groups(p, why, why_size) &&
+              check_rows(p, why, why_size) && check_numbers(p, why, why_size);
     return ok ? 0 : -1;
 }

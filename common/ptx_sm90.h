@@ -175,6 +175,25 @@ PTX void stmatrix_x4(void *smem_row, const uint32_t (&r)[4], SIM_HERE) {
 }
 #endif
 
+// ---- four floats in one register: cvt to e4m3 ---------------------------------------------------
+//
+// PTX ISA, "cvt". e4m3 is the FP8 with 4 bits of exponent and 3 of fraction (dtype.c). To nearest,
+// ties to even; beyond 448 it is 448, and NaN is 0x7f. `a` becomes the lowest byte, the element of
+// the smallest index. The instruction makes two at a time, the upper one first in PTX's order.
+
+#ifdef __CUDACC__
+PTX uint32_t pack_e4m3(float a, float b, float c, float d) {
+    uint32_t four;
+    asm("{.reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1; "
+        "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3; mov.b32 %0, {low, high};}"
+        : "=r"(four)
+        : "f"(a), "f"(b), "f"(c), "f"(d));
+    return four;
+}
+#else
+PTX uint32_t pack_e4m3(float a, float b, float c, float d) { return sim_pack_e4m3(a, b, c, d); }
+#endif
+
 // ---- TMA: whole boxes of a tensor ---------------------------------------------------------------
 //
 // PTX ISA, "cp.async.bulk.tensor". The map comes from tensor_map_encode() (tensor_map.h), as an
@@ -182,7 +201,7 @@ PTX void stmatrix_x4(void *smem_row, const uint32_t (&r)[4], SIM_HERE) {
 // may lie partly outside of the tensor: loads put zeros there, and count these, too; stores leave
 // it out (tma_load_bytes(), tma_store_bytes() in tensor_map.h), but on an H200 one from a negative
 // x ended as an illegal instruction. Shared memory is aligned to 128 bytes, with SWIZZLE_128B to
-// 1024. One thread calls these.
+// 1024, with SWIZZLE_64B to 512, with SWIZZLE_32B to 256. One thread calls these.
 //
 // A load is complete when its bytes have arrived at the mbarrier. A store belongs to a group of its
 // thread, as cp.async's copies do, and is complete in two steps: when shared memory has been read
@@ -300,6 +319,16 @@ template <int Pending> PTX void tma_store_wait(SIM_HERE) {
 //     …                                 // d, A in registers, the tiles: not to be touched
 //     wgmma_wait<0>(d);                 // at most 0 groups are pending
 //
+// wgmma_m64k32<N> is the same for FP8, elements of type e4m3: A[64 x 32], B[32 x N], both K-major
+// (16-bit operands alone can be transposed on the way). Of A in registers a lane has four
+// neighbours in each, the first in the lowest byte:
+//
+//     A[0]  A[g][4 t … 4 t + 3]        A[1]  A[g + 8][4 t …]
+//     A[2]  A[g][4 t + 16 …]           A[3]  A[g + 8][4 t + 16 …]
+//
+// which are not the neighbours of a D: the lane that has columns 2 t and 2 t + 1 of D is asked for
+// columns 4 t to 4 t + 3 of A. And the sums are less exact than fp32 (sim/wgmma.c).
+//
 // The compiler knows nothing of work that goes on after an instruction. It must not store to the
 // registers behind the fence what stands before it in the source, nor use before the wait what
 // stands behind. So the fence and the wait are told which arrays they are about; the empty asm
@@ -350,8 +379,8 @@ template <int Pending, class X, class Y, class Z> PTX void wgmma_wait(X &x, Y &y
 //     bits  0-13  address / 16
 //     bits 16-29  leading byte offset / 16
 //     bits 32-45  stride byte offset / 16
-//     bits 49-51  base offset: 0, as tiles begin at multiples of 1024
-//     bits 62-63  0: not swizzled, 1: 128 bytes (2: 64, 3: 32)
+//     bits 49-51  base offset: 0, as tiles begin at multiples of 1024 (512, 256)
+//     bits 62-63  0: not swizzled, 1: 128 bytes, 2: 64, 3: 32
 //
 // What the two offsets mean depends on the layout. With SWIZZLE_128B, as TMA writes it, rows are
 // 128 bytes and 8 of them an atom of 1024:
@@ -362,6 +391,10 @@ template <int Pending, class X, class Y, class Z> PTX void wgmma_wait(X &x, Y &y
 //               values of k to the next 8 (1024). Leading: to the next 64 of m or n, a panel
 //               further on. The next 16 of k are 2048 bytes further on.
 //
+// K-major with SWIZZLE_64B a row is 64 bytes and 8 of them 512, the stride; with SWIZZLE_32B it is
+// 32 bytes, one step along k, and the stride 256. After the row comes the next panel: a box of its
+// own. An e4m3 is one byte, so all that is said of 16 neighbours along k holds for 32 of them.
+//
 // With SWIZZLE_NONE everything is made of 8 x 16 bytes, dense: 8 rows of 8 elements. K-major,
 // leading: to the next 8 of k, stride: to the next 8 rows. MN-major, leading: to the next 8 of k,
 // stride: to the next 8 of m or n.
@@ -370,16 +403,21 @@ PTX uint64_t wgmma_descriptor_at(uint32_t address, int leading_bytes, int stride
                                  enum tensor_swizzle swizzle) {
     return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)(leading_bytes >> 4 & 0x3fff) << 16 |
            (uint64_t)(stride_bytes >> 4 & 0x3fff) << 32 |
-           (uint64_t)(swizzle == SWIZZLE_128B ? 1 : 0) << 62;
+           (uint64_t)(swizzle == SWIZZLE_NONE   ? 0
+                      : swizzle == SWIZZLE_128B ? 1
+                      : swizzle == SWIZZLE_64B  ? 2
+                                                : 3)
+               << 62;
 }
 //< descriptor
 PTX uint64_t wgmma_descriptor(const void *smem_tile, int leading_bytes, int stride_bytes,
                               enum tensor_swizzle swizzle) {
     return wgmma_descriptor_at(smem_address(smem_tile), leading_bytes, stride_bytes, swizzle);
 }
-// The two that TMA's boxes of 128-byte rows need. `panel_bytes`: from one box to the next along n.
-PTX uint64_t wgmma_k_major(const void *smem_tile) {
-    return wgmma_descriptor(smem_tile, 16, 1024, SWIZZLE_128B);
+// The two that TMA's boxes need: K-major, of rows as long as the swizzle is wide, and MN-major, of
+// rows of 128 bytes. `panel_bytes`: from one box to the next along n.
+PTX uint64_t wgmma_k_major(const void *smem_tile, enum tensor_swizzle swizzle = SWIZZLE_128B) {
+    return wgmma_descriptor(smem_tile, 16, 8 * (int)swizzle, swizzle);
 }
 PTX uint64_t wgmma_mn_major(const void *smem_tile, int panel_bytes) {
     return wgmma_descriptor(smem_tile, panel_bytes, 1024, SWIZZLE_128B);
@@ -405,19 +443,40 @@ template <int N, class T, wgmma_major MajorB = K_MAJOR>
 PTX void wgmma_m64k16(float (&d)[N / 2], const uint32_t (&A)[4], uint64_t B, bool accumulate) {
     wgmma_of<N, T>::template run<MajorB>(d, A, B, accumulate);
 }
+template <int N> PTX void wgmma_m64k32(float (&d)[N / 2], uint64_t A, uint64_t B, bool accumulate) {
+    wgmma_of_e4m3<N>::run(d, A, B, accumulate);
+}
+template <int N>
+PTX void wgmma_m64k32(float (&d)[N / 2], const uint32_t (&A)[4], uint64_t B, bool accumulate) {
+    wgmma_of_e4m3<N>::run(d, A, B, accumulate);
+}
 #else
+template <class T>
+constexpr sim_element sim_element_of = std::is_same_v<T, __half> ? SIM_FP16 : SIM_BF16;
 template <int N, class T, wgmma_major MajorA = K_MAJOR, wgmma_major MajorB = K_MAJOR>
 PTX void wgmma_m64k16(float (&d)[N / 2], uint64_t A, uint64_t B, bool accumulate, SIM_HERE) {
     static_assert(N % 8 == 0 && N >= 8 && N <= 256);
-    struct sim_wgmma mine = {d,      nullptr, A,         B, N, std::is_same_v<T, __half>,
-                             MajorA, MajorB,  accumulate};
+    struct sim_wgmma mine = {d, nullptr, A, B, N, sim_element_of<T>, MajorA, MajorB, accumulate};
     sim_wgmma_start(&mine, SIM_PLACE);
 }
 template <int N, class T, wgmma_major MajorB = K_MAJOR>
 PTX void wgmma_m64k16(float (&d)[N / 2], const uint32_t (&A)[4], uint64_t B, bool accumulate,
                       SIM_HERE) {
     static_assert(N % 8 == 0 && N >= 8 && N <= 256);
-    struct sim_wgmma mine = {d, A, 0, B, N, std::is_same_v<T, __half>, false, MajorB, accumulate};
+    struct sim_wgmma mine = {d, A, 0, B, N, sim_element_of<T>, false, MajorB, accumulate};
+    sim_wgmma_start(&mine, SIM_PLACE);
+}
+template <int N>
+PTX void wgmma_m64k32(float (&d)[N / 2], uint64_t A, uint64_t B, bool accumulate, SIM_HERE) {
+    static_assert(N % 8 == 0 && N >= 8 && N <= 256);
+    struct sim_wgmma mine = {d, nullptr, A, B, N, SIM_E4M3, false, false, accumulate};
+    sim_wgmma_start(&mine, SIM_PLACE);
+}
+template <int N>
+PTX void wgmma_m64k32(float (&d)[N / 2], const uint32_t (&A)[4], uint64_t B, bool accumulate,
+                      SIM_HERE) {
+    static_assert(N % 8 == 0 && N >= 8 && N <= 256);
+    struct sim_wgmma mine = {d, A, 0, B, N, SIM_E4M3, false, false, accumulate};
     sim_wgmma_start(&mine, SIM_PLACE);
 }
 #endif

@@ -1,4 +1,5 @@
-// ptx_wgmma.h - nvcc's half of wgmma_m64k16 (ptx_sm90.h): lists of registers, and nothing else.
+// ptx_wgmma.h - nvcc's half of wgmma_m64k16 and wgmma_m64k32 (ptx_sm90.h): lists of registers, and
+// nothing else.
 //
 // The instruction names each of its N / 2 accumulator registers, and inline PTX numbers operands
 // from 0, outputs first. So for every N there is a list of numbers, a list of operands, and the
@@ -89,7 +90,22 @@
                  : WGMMA_OUTPUTS_##N(d) \
                  : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "l"(B), "r"((int)accumulate), "n"(TransposeB))
 
+// The same for e4m3, of which neither operand can be transposed: two operands fewer.
+#define WGMMA_E4M3_BOTH_FROM_SMEM(N, i0, i1, i2) \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %" #i2 ", 0; " \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" WGMMA_REGISTERS_##N "}, " \
+                 "%" #i0 ", %" #i1 ", p, 1, 1;}" \
+                 : WGMMA_OUTPUTS_##N(d) \
+                 : "l"(A), "l"(B), "r"((int)accumulate))
+#define WGMMA_E4M3_A_FROM_REGISTERS(N, i0, i1, i2, i3, i4, i5) \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %" #i5 ", 0; " \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" WGMMA_REGISTERS_##N "}, " \
+                 "{%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4 ", p, 1, 1;}" \
+                 : WGMMA_OUTPUTS_##N(d) \
+                 : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "l"(B), "r"((int)accumulate))
+
 template <int N, class T> struct wgmma_of; // N columns of D, elements of type T
+template <int N> struct wgmma_of_e4m3;
 
 #define WGMMA(N, T, type, i0, i1, i2, i3, i4, i5, i6) \
     template <> struct wgmma_of<N, T> { \
@@ -102,9 +118,19 @@ template <int N, class T> struct wgmma_of; // N columns of D, elements of type T
             WGMMA_A_FROM_REGISTERS(N, type, i0, i1, i2, i3, i4, i5, i6); \
         } \
     };
+#define WGMMA_E4M3(N, i0, i1, i2, i3, i4, i5, i6) \
+    template <> struct wgmma_of_e4m3<N> { \
+        static PTX void run(float (&d)[N / 2], uint64_t A, uint64_t B, bool accumulate) { \
+            WGMMA_E4M3_BOTH_FROM_SMEM(N, i0, i1, i2); \
+        } \
+        static PTX void run(float (&d)[N / 2], const uint32_t (&A)[4], uint64_t B, bool accumulate) { \
+            WGMMA_E4M3_A_FROM_REGISTERS(N, i0, i1, i2, i3, i4, i5); \
+        } \
+    };
 #define WGMMA_N(N, ...) \
     WGMMA(N, __half, "f16", __VA_ARGS__) \
-    WGMMA(N, __nv_bfloat16, "bf16", __VA_ARGS__)
+    WGMMA(N, __nv_bfloat16, "bf16", __VA_ARGS__) \
+    WGMMA_E4M3(N, __VA_ARGS__)
 
 WGMMA_N(8, 4, 5, 6, 7, 8, 9, 10)
 WGMMA_N(16, 8, 9, 10, 11, 12, 13, 14)

@@ -70,6 +70,16 @@ static const char *outcome_text(const struct result *r) {
 
 // ---- the table ----------------------------------------------------------------------------------
 
+// FP8: with what is done about its few bits.
+static const char *type_text(const struct reporter *to, const struct attn_problem *p) {
+    static char text[96];
+    if (p->dtype != ATTN_FP8) return attn_dtype_name(p->dtype);
+    snprintf(text, sizeof text, "fp8 (a scale for each %s%s%s)", fp8_scale_name(p->fp8_scale),
+             p->rotate ? ", Q and K rotated" : "",
+             to->machine->simulated && to->fp8_14_bits ? ", sums of 14 bits" : "");
+    return text;
+}
+
 static void print_title(struct reporter *to, const struct result *r) {
     const struct attn_problem *p = &r->prepared->problem;
     const struct machine *m = to->machine;
@@ -79,9 +89,9 @@ static void print_title(struct reporter *to, const struct result *r) {
            m->driver, (double)p->smem / 1024);
     printf("input %s: B %d, H %d, Hkv %d, Nq %d, Nk %d, d %d, %s, %s, scale %g\n\n",
            r->prepared->name, p->batch, p->heads, p->kv_heads, p->seqlen_q, p->seqlen_k,
-           p->head_dim, p->causal ? "causal" : "no mask", attn_dtype_name(p->dtype), p->scale);
-    printf("%-6s %-16s %-4s %-8s %7s %6s %7s %7s   ", "step", "kernel", "type", "pass", "error",
-           "of bar", "model", "asked");
+           p->head_dim, p->causal ? "causal" : "no mask", type_text(to, p), p->scale);
+    printf("%-6s %-16s %-4s %-8s %7s %6s %7s %7s   ", "step", "kernel", "type", "pass",
+           p->dtype == ATTN_FP8 ? "RMSE" : "error", "of bar", "model", "asked");
     if (m->simulated)
         printf("%8s ", "distinct");
     else
@@ -110,11 +120,16 @@ static void print_gpu_cells(const struct result *r) {
     print_cell(share[0] != 0, 8, share);
 }
 
-// The largest of all checked tensors; NaN counts as infinite.
+// The largest of all checked tensors; NaN counts as infinite. FP8: the RMSE of O, which comes
+// first.
 static void print_error(const struct result *r) {
     double error = 0, of_bar = 0;
+    bool fp8 = r->prepared->problem.dtype == ATTN_FP8;
+    for (int i = 0; i < (fp8 && r->checks ? 1 : r->checks); i++) {
+        double mine = fp8 ? r->check[i].rmse : r->check[i].error;
+        error = fmax(error, isnan(mine) ? INFINITY : mine);
+    }
     for (int i = 0; i < r->checks; i++) {
-        error = fmax(error, isnan(r->check[i].error) ? INFINITY : r->check[i].error);
         of_bar = fmax(of_bar, isnan(r->check[i].of_bar) ? INFINITY : r->check[i].of_bar);
     }
     if (!r->checks)
@@ -213,9 +228,14 @@ static void print_detail(const struct reporter *to, const struct result *r) {
         if (m->launch[i].microseconds > 0) printf(", %.1f us", m->launch[i].microseconds);
         printf("\n");
     }
-    for (int i = 0; i < r->checks; i++)
-        printf("  %s: largest error %.3g, at most %.0f%% of what the bar allows\n",
-               r->check[i].tensor, r->check[i].error, 100 * r->check[i].of_bar);
+    for (int i = 0; i < r->checks; i++) {
+        const struct check *c = &r->check[i];
+        printf("  %s: ", c->tensor);
+        if (r->prepared->problem.dtype == ATTN_FP8)
+            printf("RMSE %.3g, the FP8 baseline's %.3g, ", c->rmse, c->base_rmse);
+        printf("largest error %.3g, at most %.0f%% of what the bar allows\n", c->error,
+               100 * c->of_bar);
+    }
 }
 
 // ---- CSV ----------------------------------------------------------------------------------------
@@ -282,7 +302,7 @@ static void csv_header(void) {
            "compulsory,workspace,smem_per_block,bank_conflicts,launches,time_us,TFLOPs,peak_TFLOPs,"
            "peak_GBs,"
            "launch_us,command,error_dQ,of_bar_dQ,error_dK,of_bar_dK,error_dV,of_bar_dV,"
-           "tiles,NxN_passes\n");
+           "tiles,NxN_passes,rmse_O,rmse_LSE,base_rmse_O,fp8_scale,rotate,fp8_sums\n");
 }
 
 // The columns of a pass's checks: filled in rows of that pass.
@@ -292,6 +312,23 @@ static void csv_checks(const struct result *r, unsigned pass, int tensors) {
         csv_number(known, known ? r->check[i].error : 0);
         csv_number(known, known ? r->check[i].of_bar : 0);
     }
+}
+
+// The forward's root mean square errors, and of FP8 how it was quantised and added.
+static void csv_rmse(const struct reporter *to, const struct result *r) {
+    const struct attn_problem *p = &r->prepared->problem;
+    bool known = r->pass == ATTN_FORWARD && r->checks > 1, fp8 = p->dtype == ATTN_FP8;
+    csv_number(known, known ? r->check[0].rmse : 0);
+    csv_number(known, known ? r->check[1].rmse : 0);
+    csv_number(known && fp8, known ? r->check[0].base_rmse : 0);
+    printf(",%s,%s,%s", fp8 ? fp8_scale_name(p->fp8_scale) : "",
+           !fp8        ? ""
+           : p->rotate ? "1"
+                       : "0",
+           !fp8                      ? ""
+           : !to->machine->simulated ? "hardware"
+           : to->fp8_14_bits         ? "14bit"
+                                     : "exact");
 }
 
 static void csv_row(const struct reporter *to, const struct result *r) {
@@ -334,6 +371,7 @@ static void csv_row(const struct reporter *to, const struct result *r) {
     putchar(',');
     csv_text(r->tiles);
     csv_number(r->has_matrix_passes, r->matrix_passes);
+    csv_rmse(to, r);
     putchar('\n');
 }
 

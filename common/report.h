@@ -11,7 +11,8 @@ struct reporter {
     const struct machine *machine;
     const char *command; // the whole command line, for the CSV
     uint64_t seed;
-    int titled; // number of the input whose title was printed last; 0: none yet
+    bool fp8_14_bits; // simulator: how FP8 products are added
+    int titled;       // number of the input whose title was printed last; 0: none yet
 };
 
 void report_result(struct reporter *, const struct result *);

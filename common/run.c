@@ -234,17 +234,23 @@ static void describe_index(const struct output *o, uint64_t flat, char *out, siz
 static void describe_failure(const struct run *run, struct result *r, const struct check *c) {
     char index[96];
     unsigned long long bad = c->bad;
+    const char *what = run->in->problem.dtype == ATTN_FP8 ? "rows" : "elements";
     describe_index(output_named(run, c->tensor), c->worst, index, sizeof index);
     if (isnan(c->got))
-        snprintf(
-            r->why, sizeof r->why,
-            "%s%s is NaN, never written or computed so, and should be %g (%llu elements are wrong)",
-            c->tensor, index, c->want, bad);
+        snprintf(r->why, sizeof r->why,
+                 "%s%s is NaN, never written or computed so, and should be %g (%llu %s are wrong)",
+                 c->tensor, index, c->want, bad, what);
+    else if (run->in->problem.dtype == ATTN_FP8)
+        snprintf(r->why, sizeof r->why,
+                 "the RMSE of %s is %.3g, the FP8 baseline's %.3g: %.3g times what the bar allows, "
+                 "of all or of a row (%llu rows are wrong); %s%s is %g and should be %g",
+                 c->tensor, c->rmse, c->base_rmse, c->of_bar, bad, c->tensor, index, c->got,
+                 c->want);
     else
         snprintf(r->why, sizeof r->why,
-                 "%s%s is %g and should be %g, off by %.3g times what the bar allows (%llu "
-                 "elements are wrong)",
-                 c->tensor, index, c->got, c->want, c->of_bar, bad);
+                 "%s%s is %g and should be %g, off by %.3g times what the bar allows (%llu %s are "
+                 "wrong)",
+                 c->tensor, index, c->got, c->want, c->of_bar, bad, what);
 }
 
 static void describe_traffic(struct result *r) {
@@ -318,6 +324,11 @@ bool can_run(const struct attn_kernel *k, const struct attn_problem *p, struct r
     if (!(k->dtypes >> p->dtype & 1)) {
         snprintf(r->why, sizeof r->why, "does not compute in %s; --list shows the types",
                  attn_dtype_name(p->dtype));
+        return false;
+    }
+    if (p->dtype != ATTN_FP8 && (p->rotate || p->fp8_scale != FP8_SCALE_TENSOR)) {
+        snprintf(r->why, sizeof r->why, "computes in %s; --%s is for FP8 kernels",
+                 attn_dtype_name(p->dtype), p->rotate ? "rotate" : "fp8-scale");
         return false;
     }
     if (k->supports && !k->supports(p, r->pass, r->why, sizeof r->why)) return false;

@@ -83,10 +83,18 @@ bool tensor_box_check(const struct tensor_box *t, char *why, size_t why_size) {
         return refuse(
             why, why_size,
             "tensor map: a row of the box has %" PRIu32 " bytes; TMA needs a multiple of 16", row);
-    if (t->swizzle == SWIZZLE_128B && row > 128)
+    if (t->swizzle != SWIZZLE_NONE && row > t->swizzle)
         return refuse(why, why_size,
                       "tensor map: a row of the box has %" PRIu32
-                      " bytes; with SWIZZLE_128B at most 128, make several copies",
-                      row);
+                      " bytes; with SWIZZLE_%dB at most %d, make several copies",
+                      row, (int)t->swizzle, (int)t->swizzle);
+    if (t->swizzle != SWIZZLE_NONE && row < t->swizzle)
+        return refuse(
+            why, why_size,
+            "tensor map: a row of the box has %" PRIu32
+            " bytes; with SWIZZLE_%dB TMA would leave gaps behind shorter rows than %d, "
+            "which the simulator does not do: swizzle less, or let the box reach over the "
+            "tensor's end",
+            row, (int)t->swizzle, (int)t->swizzle);
     return true;
 }

@@ -16,8 +16,13 @@ extern "C" {
 enum { TENSOR_MAX_RANK = 4 };
 
 // How a box lies in shared memory: row after row. With SWIZZLE_128B, in addition, 16-byte piece c
-// of each 128 bytes is kept in place c xor (row mod 8), where a row is 128 bytes of shared memory.
-enum tensor_swizzle { SWIZZLE_NONE, SWIZZLE_128B };
+// of each 128 bytes is kept in place c xor (line mod 8), where a line is 128 bytes of shared
+// memory, one row of the box. SWIZZLE_64B exchanges within 64 bytes only, and two rows of the box
+// share a line: piece c of a row (of 4) is kept in place c xor (line mod 4). With SWIZZLE_32B four
+// rows do: piece c (of 2) is kept in place c xor (line mod 2). So 8 rows are a pattern that
+// repeats, of 1024, 512 or 256 bytes, and a box begins at a multiple of that. The enum's values are
+// bytes.
+enum tensor_swizzle { SWIZZLE_NONE, SWIZZLE_32B = 32, SWIZZLE_64B = 64, SWIZZLE_128B = 128 };
 
 // Dimension 0 is the innermost: its elements are neighbours in memory.
 struct tensor_box {

@@ -262,6 +262,110 @@ template <int N, class T, wgmma_major MajorB> void run_from_registers(const void
            operand_map(B, N, MajorB, true), static_cast<float(*)[N / 2]>(out));
 }
 
+// ---- wgmma: e4m3 --------------------------------------------------------------------------------
+
+// D[64 x N] = A[64 x 128] B[128 x N], in 4 steps along k, both K-major: A is [64][128] and B
+// [N][128]. In shared memory they lie in panels as wide as the swizzle, one box each; without
+// swizzling in columns of 16 bytes.
+constexpr int K8 = 128, A8_BYTES = 64 * K8;
+
+__device__ __host__ constexpr int width_of(tensor_swizzle s) { return s == SWIZZLE_NONE ? 16 : s; }
+
+template <tensor_swizzle S>
+__device__ inline void load_panels(const CUtensorMap *map, uint64_t *bar, unsigned char *to,
+                                   int rows) {
+    for (int k = 0; k < K8; k += width_of(S)) tma_load_2d(to + k * rows, map, bar, k, 0);
+}
+template <tensor_swizzle S>
+__device__ inline uint64_t panel_step(const unsigned char *tile, int step, int rows) {
+    int k = 32 * step, width = width_of(S);
+    if (S == SWIZZLE_NONE) return wgmma_descriptor(tile + k * rows, rows * 16, 128, SWIZZLE_NONE);
+    return wgmma_moved(wgmma_k_major(tile + k / width * width * rows, S), k % width);
+}
+
+template <int N, tensor_swizzle S>
+__global__ void __launch_bounds__(128) product_e4m3(const __grid_constant__ CUtensorMap map_A,
+                                                    const __grid_constant__ CUtensorMap map_B,
+                                                    float (*out)[N / 2]) { // [thread][register]
+    uint64_t *bar = one_barrier();
+    unsigned char *A = smem, *B = smem + A8_BYTES;
+    if (threadIdx.x == 0) {
+        mbarrier_arrive_expect_tx(bar, A8_BYTES + N * K8);
+        load_panels<S>(&map_A, bar, A, 64);
+        load_panels<S>(&map_B, bar, B, N);
+    }
+    mbarrier_wait(bar, 0);
+    float d[N / 2];
+    wgmma_fence(d);
+#pragma unroll
+    for (int i = 0; i < K8 / 32; i++)
+        wgmma_m64k32<N>(d, panel_step<S>(A, i, 64), panel_step<S>(B, i, N), i > 0);
+    wgmma_commit();
+    wgmma_wait<0>(d);
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) out[threadIdx.x][i] = d[i];
+}
+
+// A from registers: of a row g or g + 8 four neighbours, and four more 16 further on.
+template <int N, tensor_swizzle S>
+__global__ void __launch_bounds__(128)
+    product_e4m3_from_registers(const uint32_t (*A)[K8 / 4], // [64]
+                                const __grid_constant__ CUtensorMap map_B, float (*out)[N / 2]) {
+    uint64_t *bar = one_barrier();
+    int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    if (threadIdx.x == 0) {
+        mbarrier_arrive_expect_tx(bar, N * K8);
+        load_panels<S>(&map_B, bar, smem, N);
+    }
+    uint32_t a[K8 / 32][4];
+#pragma unroll
+    for (int i = 0; i < K8 / 32; i++)
+#pragma unroll
+        for (int r = 0; r < 4; r++) a[i][r] = A[16 * warp + g + r % 2 * 8][8 * i + t + r / 2 * 4];
+    mbarrier_wait(bar, 0);
+    float d[N / 2];
+    wgmma_fence(d);
+#pragma unroll
+    for (int i = 0; i < K8 / 32; i++) wgmma_m64k32<N>(d, a[i], panel_step<S>(smem, i, N), i > 0);
+    wgmma_commit();
+    wgmma_wait<0>(d, a);
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) out[threadIdx.x][i] = d[i];
+}
+
+// A matrix [rows][128] of bytes, in boxes of a panel.
+CUtensorMap panel_map(const void *base, int rows, tensor_swizzle s) {
+    return map_of({.base = base,
+                   .element_bytes = 1,
+                   .rank = 2,
+                   .size = {K8, (uint64_t)rows},
+                   .stride = {1, K8},
+                   .box = {(uint32_t)width_of(s), (uint32_t)rows},
+                   .swizzle = s});
+}
+
+// in: A, 64 x 128, then B, N x 128. out: [128][N / 2].
+template <int N, tensor_swizzle S> void run_e4m3(const void *in, void *out) {
+    auto kernel = product_e4m3<N, S>;
+    const char *B = static_cast<const char *>(in) + A8_BYTES;
+    allow(kernel, BARRIERS + 8);
+    LAUNCH(kernel, 1, 128, BARRIERS + 8, panel_map(in, 64, S), panel_map(B, N, S),
+           static_cast<float(*)[N / 2]>(out));
+}
+template <int N, tensor_swizzle S> void run_e4m3_from_registers(const void *in, void *out) {
+    auto kernel = product_e4m3_from_registers<N, S>;
+    const char *B = static_cast<const char *>(in) + A8_BYTES;
+    allow(kernel, BARRIERS + 8);
+    LAUNCH(kernel, 1, 128, BARRIERS + 8, static_cast<const uint32_t(*)[K8 / 4]>(in),
+           panel_map(B, N, S), static_cast<float(*)[N / 2]>(out));
+}
+
+// in: [256][4] floats. out: [256] registers of four e4m3.
+__global__ void pack_floats(const float4 *in, uint32_t *out) {
+    float4 f = in[threadIdx.x];
+    out[threadIdx.x] = pack_e4m3(f.x, f.y, f.z, f.w);
+}
+
 // ---- all together -------------------------------------------------------------------------------
 
 // C[128 x 64] = A[128 x 64 Tiles] B[64 x 64 Tiles]^T, as a real kernel does it: a producer warp
@@ -406,6 +510,23 @@ const struct {
     {"bf16 40 mk plain", run_product<40, __nv_bfloat16, MN_MAJOR, K_MAJOR, false>},
     {"fp16 64 rk swizzled", run_from_registers<64, __half, K_MAJOR>},
     {"bf16 128 rn swizzled", run_from_registers<128, __nv_bfloat16, MN_MAJOR>},
+    // e4m3: N, A from shared memory or registers, bytes of the swizzle (0: none)
+    {"e4m3 8 smem 128", run_e4m3<8, SWIZZLE_128B>},
+    {"e4m3 64 smem 128", run_e4m3<64, SWIZZLE_128B>},
+    {"e4m3 96 smem 32", run_e4m3<96, SWIZZLE_32B>},
+    {"e4m3 128 smem 128", run_e4m3<128, SWIZZLE_128B>},
+    {"e4m3 160 smem 32", run_e4m3<160, SWIZZLE_32B>},
+    {"e4m3 192 smem 64", run_e4m3<192, SWIZZLE_64B>},
+    {"e4m3 224 smem 32", run_e4m3<224, SWIZZLE_32B>},
+    {"e4m3 256 smem 64", run_e4m3<256, SWIZZLE_64B>},
+    {"e4m3 40 smem 0", run_e4m3<40, SWIZZLE_NONE>},
+    {"e4m3 64 registers 128", run_e4m3_from_registers<64, SWIZZLE_128B>},
+    {"e4m3 128 registers 64", run_e4m3_from_registers<128, SWIZZLE_64B>},
+    {"e4m3 224 registers 32", run_e4m3_from_registers<224, SWIZZLE_32B>},
+    {"pack e4m3",
+     [](const void *in, void *out) {
+         LAUNCH(pack_floats, 1, 256, 0, (const float4 *)in, (uint32_t *)out);
+     }},
 };
 
 } // namespace instructions_sm90

@@ -164,6 +164,14 @@ __global__ void tile_misaligned(MAP a) {
         tma_load_2d(tile(0) + 512, &a, barrier(0), 0, 0); //! tile_misaligned
     }
 }
+__global__ void misaligned_64(MAP a) {
+    init(1);
+    if (threadIdx.x == 0) tma_load_2d(tile(0) + 256, &a, barrier(0), 0, 0); //! misaligned_64
+}
+__global__ void misaligned_32(MAP a) {
+    init(1);
+    if (threadIdx.x == 0) tma_load_2d(tile(0) + 128, &a, barrier(0), 0, 0); //! misaligned_32
+}
 __global__ void tile_outside(MAP a) {
     init(1);
     if (threadIdx.x == 0) {
@@ -444,6 +452,72 @@ __global__ void never_waited_for(MAP a) {
     wgmma_commit();
 }
 
+// ---- wgmma: e4m3 (the bytes of a's numbers: any will do) ----------------------------------------
+
+#define PRODUCT_E4M3(d) wgmma_m64k32<64>(d, wgmma_k_major(tile(0)), wgmma_k_major(tile(1)), 0)
+
+__global__ void fp8_read_at_once(MAP a, float *b) {
+    float d[32];
+    load_operands(a);
+    wgmma_fence();
+    PRODUCT_E4M3(d);
+    wgmma_commit();
+    b[threadIdx.x] = d[0]; //! fp8_read_at_once
+    wgmma_wait<0>();
+}
+// V as it is stored, where its transpose is needed.
+__global__ void fp8_mn_major(MAP a, float *b) {
+    float d[32];
+    load_operands(a);
+    uint64_t A = wgmma_k_major(tile(0)), B = wgmma_mn_major(tile(1), TILE);
+    wgmma_fence();
+    wgmma_m64k32<64>(d, A, B, 0); //! fp8_mn_major
+    wgmma_commit();
+    wgmma_wait<0>();
+    leave(d, b);
+}
+__global__ void fp8_past_the_panel(MAP a, float *b) {
+    float d[32];
+    load_operands(a);
+    wgmma_fence();
+    for (int k = 0; k < 3; k++)
+        wgmma_m64k32<64>(d, wgmma_k_major(tile(0) + 32 * k, SWIZZLE_64B), //! fp8_past_the_panel
+                         wgmma_k_major(tile(1) + 32 * k, SWIZZLE_64B), k > 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    leave(d, b);
+}
+__global__ void fp8_half_a_step(MAP a, float *b) {
+    float d[32];
+    load_operands(a);
+    uint64_t A = wgmma_k_major(tile(0) + 112), B = wgmma_k_major(tile(1));
+    wgmma_fence();
+    wgmma_m64k32<64>(d, A, B, 0); //! fp8_half_a_step
+    wgmma_commit();
+    wgmma_wait<0>();
+    leave(d, b);
+}
+__global__ void fp8_outside(MAP a, float *b) {
+    float d[32];
+    load_operands(a);
+    uint64_t A = wgmma_descriptor(tile(0), 9 * TILE, 128, SWIZZLE_NONE), B = wgmma_k_major(tile(1));
+    wgmma_fence();
+    wgmma_m64k32<64>(d, A, B, 0); //! fp8_outside
+    wgmma_commit();
+    wgmma_wait<0>();
+    leave(d, b);
+}
+__global__ void fp8_operand_changed(MAP a, float *b) {
+    float d[32];
+    load_operands(a);
+    wgmma_fence();
+    PRODUCT_E4M3(d); //! fp8_operand_changed
+    wgmma_commit();
+    if (threadIdx.x == 0) tile(1)[5] ^= 1;
+    wgmma_wait<0>();
+    leave(d, b);
+}
+
 // ---- named barriers, registers ------------------------------------------------------------------
 
 __global__ void two_counts(float *b) {
@@ -555,6 +629,22 @@ __global__ void store_again_and_again(MAP b) {
     }
 }
 
+// a as a matrix of 512 x 64, in boxes of 64 rows, as wide as the swizzle.
+CUtensorMap map_of(const void *base, tensor_swizzle swizzle = SWIZZLE_128B) {
+    tensor_box box = {.base = base,
+                      .element_bytes = 2,
+                      .rank = 2,
+                      .size = {64, 512},
+                      .stride = {2, 128},
+                      .box = {(uint32_t)swizzle / 2, 64},
+                      .swizzle = swizzle};
+    CUtensorMap map;
+    char why[300];
+    if (tensor_map_encode(&box, &map, why, sizeof why)) return map;
+    fprintf(stderr, "%s\n", why);
+    abort();
+}
+
 struct entry {
     const char *name;
     void (*run)(CUtensorMap a, CUtensorMap c, const T *a_hbm, float *b);
@@ -585,6 +675,8 @@ const entry kernels[] = {
     RUN(only_one_warp_waits, 64, a, b),
     RUN(tile_filled_again, 64, a, b),
     RUN(tile_misaligned, 64, a),
+    RUN(misaligned_64, 64, map_of(a_hbm, SWIZZLE_64B)),
+    RUN(misaligned_32, 64, map_of(a_hbm, SWIZZLE_32B)),
     RUN(tile_outside, 64, a),
     RUN(another_rank, 64, a),
     RUN(no_map, 64),
@@ -616,6 +708,12 @@ const entry kernels[] = {
     RUN(descriptor_outside, 128, a, b),
     RUN(a_warp_is_missing, 128, a, b),
     RUN(never_waited_for, 128, a),
+    RUN(fp8_read_at_once, 128, a, b),
+    RUN(fp8_mn_major, 128, a, b),
+    RUN(fp8_past_the_panel, 128, a, b),
+    RUN(fp8_half_a_step, 128, a, b),
+    RUN(fp8_outside, 128, a, b),
+    RUN(fp8_operand_changed, 128, a, b),
     RUN(two_counts, 64, b),
     RUN(nobody_arrives, 64, b),
     RUN(barrier_zero, 64),
@@ -628,21 +726,6 @@ const entry kernels[] = {
     RUN(ring_of_loads, 96, a, b),
     RUN(store_again_and_again, 64, c),
 };
-
-CUtensorMap map_of(const void *base) {
-    tensor_box box = {.base = base,
-                      .element_bytes = 2,
-                      .rank = 2,
-                      .size = {64, 512},
-                      .stride = {2, 128},
-                      .box = {64, 64},
-                      .swizzle = SWIZZLE_128B};
-    CUtensorMap map;
-    char why[300];
-    if (tensor_map_encode(&box, &map, why, sizeof why)) return map;
-    fprintf(stderr, "%s\n", why);
-    abort();
-}
 
 } // namespace sim_sm90
 

@@ -206,6 +206,11 @@ Test(cli, names_that_mean_nothing_are_refused) {
         {"--kernel nonsuch", 2, {"--kernel", "nonsuch", "--list"}},
         {"--kernel ''", 2, {"--kernel", "--list"}},
         {"--pass sideways", 2, {"--pass", "sideways", "backward"}},
+        {"--fp8-scale row", 2, {"--fp8-scale", "row", "tensor, head or block"}},
+        {"--fp8-accumulator 22bit", 2, {"--fp8-accumulator", "22bit", "exact or 14bit"}},
+        {"--kernel naive --rotate", 2, {"--kernel naive", "fp32", "--rotate is for FP8"}},
+        {"--kernel naive --fp8-scale block", 2, {"naive", "--fp8-scale is for FP8"}},
+        {"--rotate -d 96", 2, {"head-dim is 96", "rotate", "powers of two"}},
         {"--data nonsense", 2, {"--data", "nonsense", "one-hot"}},
         {"--format xml", 2, {"--format", "xml", "csv"}},
         {"--kernel naive --dtype bf16", 2, {"naive", "bf16"}},
@@ -376,11 +381,13 @@ Test(cli, no_memory_for_the_inputs) {
 
 Test(cli, help_lists_every_option) {
     static const char *const options[] = {
-        "-b, --batch", "-H, --heads",    "--kv-heads", "-n, --seqlen", "--seqlen-q",
-        "--seqlen-k",  "-d, --head-dim", "--causal",   "--scale",      "--dtype",
-        "--kernel",    "--pass",         "--data",     "--seed",       "--sram",
-        "--repeat",    "--fast",         "--format",   "--profile",    "--timeline",
-        "--dump",      "--load",         "--list",     "--help",       "--version",
+        "-b, --batch", "-H, --heads", "--kv-heads",     "-n, --seqlen",
+        "--seqlen-q",  "--seqlen-k",  "-d, --head-dim", "--causal",
+        "--scale",     "--dtype",     "--kernel",       "--pass",
+        "--data",      "--seed",      "--sram",         "--repeat",
+        "--fast",      "--format",    "--profile",      "--timeline",
+        "--dump",      "--load",      "--list",         "--help",
+        "--version",   "--fp8-scale", "--rotate",       "--fp8-accumulator",
     };
     struct output o = ladder_ok("--help");
     for (size_t i = 0; i < sizeof options / sizeof *options; i++)
@@ -439,11 +446,12 @@ Test(cli, list_shows_the_kernels) {
 Test(cli, list_marks_the_variants) {
     use_variants();
     const struct list *list = list_kernels();
-    cr_expect_eq(list->kernels, 3);
+    cr_expect_eq(list->kernels, 4);
     cr_expect_eq(list->rungs, 1);
     cr_expect_str_eq(list->ladder[0], "naive");
     cr_expect_str_eq(list->name[1], "naive-described"); // by rung, not as registered
     cr_expect_str_eq(list->name[2], "naive-64");
+    cr_expect_str_eq(list->name[3], "fp8-on-host");
     cr_expect(strstr(list->text, " variant: says how"), "%s", list->text);
 }
 
@@ -540,14 +548,14 @@ static const char heading[] =
     "compulsory,workspace,smem_per_block,bank_conflicts,launches,"
     "time_us,TFLOPs,peak_TFLOPs,peak_GBs,launch_us,command,"
     "error_dQ,of_bar_dQ,error_dK,of_bar_dK,error_dV,of_bar_dV,"
-    "tiles,NxN_passes";
+    "tiles,NxN_passes,rmse_O,rmse_LSE,base_rmse_O,fp8_scale,rotate,fp8_sums";
 
 // Of --profile.
 static const char profile_heading[] =
     "step,kernel,pass,input,launch,file,line,memory,kind,name,requests,lanes,"
     "sectors,ideal_sectors,used_bytes,wavefronts,ideal_wavefronts,source";
 
-enum { COLUMNS = 60, PROFILE_COLUMNS = 18, MAX_ROWS = 16 * MAX_KERNELS };
+enum { COLUMNS = 66, PROFILE_COLUMNS = 18, MAX_ROWS = 16 * MAX_KERNELS };
 
 struct csv {
     struct output output;
@@ -785,6 +793,50 @@ Test(cli, fast_asks_no_number_of_sectors) {
     expect_cells(c, "distinct_read", "");
     cr_expect_not(strstr(ladder_ok("-n 33 --fast --kernel naive").out, "\n  asked"));
     cr_expect(strstr(ladder_ok("-n 33 --kernel naive").out, "\n  asked"));
+}
+
+// ---- FP8 ---------------------------------------------------------------------------------------
+
+Test(cli, fp8_shows_its_rmse_and_how_it_was_quantised) {
+    use_variants();
+    struct output o = ladder_ok("-n 40 --kernel fp8-on-host");
+    cr_expect(strstr(o.out, "fp8 (a scale for each tensor), scale"), "%s", o.out);
+    cr_expect(strstr(o.out, "    RMSE of bar "), "%s", o.out);
+    cr_expect(strstr(o.out, "\n  O: RMSE "), "%s", o.out);
+    o = ladder_ok("-n 40 --kernel fp8-on-host --rotate --fp8-scale block --fp8-accumulator 14bit");
+    cr_expect(strstr(o.out, "fp8 (a scale for each block, Q and K rotated, sums of 14 bits)"), "%s",
+              o.out);
+    o = ladder_ok("-n 40 --kernel naive");
+    cr_expect(strstr(o.out, "   error of bar ") && !strstr(o.out, "RMSE"), "%s", o.out);
+}
+
+Test(cli, csv_of_fp8) {
+    use_variants();
+    struct csv *c = ladder_csv("-n 40 --kernel fp8-on-host --rotate --fp8-scale head");
+    expect_cells(c, "fp8_scale", "head");
+    expect_cells(c, "rotate", "1");
+    expect_cells(c, "fp8_sums", "exact");
+    cr_expect_str_eq(cell(c, 1, "rmse_O"), cell(c, 1, "base_rmse_O"), "it is the baseline");
+    double rotated = atof(cell(c, 1, "rmse_O"));
+    c = ladder_csv("-n 40 --kernel fp8-on-host --fp8-accumulator 14bit");
+    expect_cells(c, "fp8_scale", "tensor");
+    expect_cells(c, "rotate", "0");
+    expect_cells(c, "fp8_sums", "14bit");
+    double plain = atof(cell(c, 1, "rmse_O"));
+    cr_expect(plain > 1e-4 && plain < 1e-1 && rotated > 1e-4 && rotated < 1e-1 && plain != rotated);
+    c = ladder_csv("-n 40 --kernel naive");
+    expect_cells(c, "fp8_scale", "");
+    expect_cells(c, "base_rmse_O", "");
+    cr_expect(atof(cell(c, 1, "rmse_O")) > 0 && atof(cell(c, 1, "rmse_O")) < 1e-6);
+}
+
+Test(cli, fp8_names_the_worst_of_a_wrong_output) {
+    use_variants();
+    struct output o = ladder("-n 13 --kernel fp8-on-host -d 8");
+    cr_expect_eq(o.status, 1);
+    cr_expect(strstr(o.out, "the RMSE of O is "), "%s", o.out);
+    cr_expect(strstr(o.out, "(1 rows are wrong); O[0, 0, 1, 0] is 100 and should be "), "%s",
+              o.out);
 }
 
 // Whether or not a kernel has the pass: a forward must not pass for it.

@@ -83,11 +83,12 @@ static bool is_inside(int x, int y, int z, int w) {
 }
 
 // In shared memory the box's elements follow each other, x fastest. Swizzled, look at it as lines
-// of 128 bytes: in line l, piece c of 16 bytes (8 elements) is where c xor l % 8 would be.
+// of 128 bytes: in line l, piece c of 16 bytes (8 elements) is where c xor l % 8 would be. 64 bytes
+// have 4 pieces, and there it is l % 4; 32 bytes have 2.
 static int index_in_smem(int i) {
     if (box.swizzle == SWIZZLE_NONE) return i;
     int line = i / 64, piece = i % 64 / 8;
-    return line * 64 + (piece ^ line % 8) * 8 + i % 8;
+    return line * 64 + (piece ^ line % ((int)box.swizzle / 16)) * 8 + i % 8;
 }
 
 // Calls f for each element of the box: its number in shared memory, and in the tensor (-1:
@@ -178,6 +179,10 @@ Test(instructions_sm90, swizzled_boxes) {
     expect_copies(2, SWIZZLE_128B, SIZE(64, 20), SIZE(-7, -2));
     expect_copies(3, SWIZZLE_128B, SIZE(64, 5, 3), SIZE(8, 2, 0));
     expect_copies(4, SWIZZLE_128B, SIZE(64, 16, 1, 1), SIZE(0, 3, 2, 1));
+    expect_copies(2, SWIZZLE_64B, SIZE(32, 9), SIZE(0, 0));
+    expect_copies(3, SWIZZLE_64B, SIZE(32, 7, 3), SIZE(16, -1, 0));
+    expect_copies(2, SWIZZLE_32B, SIZE(16, 9), SIZE(0, 0));
+    expect_copies(3, SWIZZLE_32B, SIZE(16, 7, 3), SIZE(-3, 1, 1));
 }
 
 // ---- barriers -----------------------------------------------------------------------------------
@@ -279,6 +284,167 @@ Test(instructions_sm90, wgmma_with_A_in_registers) {
     expect_product("bf16 128 rn swizzled");
 }
 
+// ---- e4m3 ---------------------------------------------------------------------------------------
+
+enum { K8 = 128 };
+static uint8_t e4m3_A[64][K8], e4m3_B[256][K8];
+static float e4m3_D[128 * 128];
+
+static void run_e4m3(const char *name, int N) {
+    static uint8_t in[sizeof e4m3_A + sizeof e4m3_B];
+    memcpy(in, e4m3_A, sizeof e4m3_A);
+    memcpy(in + sizeof e4m3_A, e4m3_B, sizeof e4m3_B);
+    run(name, in, sizeof e4m3_A + (size_t)N * K8, e4m3_D, (size_t)N * 64 * 4);
+}
+
+// "e4m3 64 smem 128": N, where A is, the swizzle's bytes. Sums of integers, below 2^13: exact.
+static void expect_e4m3_product(const char *name) {
+    int N;
+    cr_assert_eq(sscanf(name, "e4m3 %d", &N), 1);
+    for (int k = 0; k < K8; k++) {
+        for (int m = 0; m < 64; m++) e4m3_A[m][k] = e4m3_from_float((float)small(m * K8 + k));
+        for (int n = 0; n < N; n++) e4m3_B[n][k] = e4m3_from_float((float)small(9000 + n * K8 + k));
+    }
+    run_e4m3(name, N);
+    for (int m = 0; m < 64; m++)
+        for (int n = 0; n < N; n++) {
+            int sum = 0;
+            for (int k = 0; k < K8; k++) sum += small(m * K8 + k) * small(9000 + n * K8 + k);
+            cr_assert_eq(held(e4m3_D, N, m, n), (float)sum, "%s: (%d, %d) is %g, not %d", name, m,
+                         n, held(e4m3_D, N, m, n), sum);
+        }
+}
+
+static const char *const e4m3_products[] = {
+    "e4m3 8 smem 128",  "e4m3 64 smem 128",      "e4m3 96 smem 32",       "e4m3 128 smem 128",
+    "e4m3 160 smem 32", "e4m3 192 smem 64",      "e4m3 224 smem 32",      "e4m3 256 smem 64",
+    "e4m3 40 smem 0",   "e4m3 64 registers 128", "e4m3 128 registers 64", "e4m3 224 registers 32"};
+
+static void expect_all_e4m3_products(void) {
+    for (unsigned i = 0; i < sizeof e4m3_products / sizeof *e4m3_products; i++)
+        expect_e4m3_product(e4m3_products[i]);
+}
+
+Test(instructions_sm90, wgmma_of_e4m3) { expect_all_e4m3_products(); }
+
+// Opens the machine again, which then adds as said; a GPU cannot choose.
+static void choose_accumulator(bool fp8_14_bits) {
+    char why[300];
+    struct machine_options options = {.fp8_14_bits = fp8_14_bits};
+    if (!machine.simulated) cr_skip_test("the simulator's choice");
+    cr_assert(machine_open(&options, &machine, why, sizeof why), "%s", why);
+}
+
+// Row 0 of A times column 0 of B. The last of the four steps has the products a[k] b[k], the one
+// before it a single one, x y: that is in the accumulator then.
+static float e4m3_sum(const float a[32], const float b[32], float x, float y) {
+    memset(e4m3_A, 0, sizeof e4m3_A);
+    memset(e4m3_B, 0, sizeof e4m3_B);
+    e4m3_A[0][64] = e4m3_from_float(x);
+    e4m3_B[0][64] = e4m3_from_float(y);
+    for (int k = 0; k < 32; k++) {
+        e4m3_A[0][96 + k] = e4m3_from_float(a[k]);
+        e4m3_B[0][96 + k] = e4m3_from_float(b[k]);
+    }
+    run_e4m3("e4m3 64 smem 128", 64);
+    return held(e4m3_D, 64, 0, 0);
+}
+
+// All products are `each` but number 5, which is `one` squared.
+static float sum_of(float each, float one, float x, float y) {
+    float a[32], b[32];
+    for (int k = 0; k < 32; k++) {
+        a[k] = k == 5 ? one : each;
+        b[k] = k == 5 ? one : 1;
+    }
+    return e4m3_sum(a, b, x, y);
+}
+
+// What is summed, by hand. 256 * 256 = 2^16: the unit is 2^(16 - 13) = 8.
+static void expect_sums(bool in_14_bits) {
+    choose_accumulator(in_14_bits);
+    cr_expect_eq(sum_of(7, 256, 0, 0), in_14_bits ? 65536 : 65536 + 31 * 7);
+    cr_expect_eq(sum_of(-7, 256, 0, 0), in_14_bits ? 65536 : 65536 - 31 * 7, "towards zero");
+    cr_expect_eq(sum_of(9, 256, 0, 0), in_14_bits ? 65536 + 31 * 8 : 65536 + 31 * 9);
+    // The accumulator takes part as one of the products does: its exponent counts, and it is cut.
+    cr_expect_eq(sum_of(-7, 0, 256, 256), in_14_bits ? 65536 : 65536 - 31 * 7);
+    cr_expect_eq(sum_of(0, 256, -15, 13), in_14_bits ? 65536 - 192 : 65536 - 195);
+    // 15 * 15 = 225 has the unit 2^(7 - 13), so 2^-6 is whole; 31 * 225 = 6975 has the unit 1/2.
+    float a[32];
+    for (int k = 0; k < 32; k++) a[k] = k == 9 ? 0.125f : 15;
+    cr_expect_eq(e4m3_sum(a, a, 0, 0), in_14_bits ? 6975 : 6975.015625, "the sum is cut, too");
+}
+
+Test(instructions_sm90, sums_of_e4m3_are_exact) { expect_sums(false); }
+Test(instructions_sm90, sums_of_e4m3_in_14_bits) { expect_sums(true); }
+Test(instructions_sm90, small_integers_are_exact_in_14_bits) {
+    choose_accumulator(true);
+    expect_all_e4m3_products();
+}
+
+// 16 bits are added as ever.
+Test(instructions_sm90, sums_of_bf16_keep_their_bits) {
+    static uint16_t in[128 * K];
+    static float out[128 * 32];
+    choose_accumulator(true);
+    in[0] = in[64 * K] = bf16_from_float(256);
+    for (int k = 1; k < K; k++) in[k] = bf16_from_float(7), in[64 * K + k] = bf16_from_float(1);
+    run("bf16 64 kk swizzled", in, sizeof in, out, sizeof out);
+    cr_expect_eq(held(out, 64, 0, 0), 65536 + 63 * 7);
+}
+
+Test(instructions_sm90, nan_and_zero_in_14_bits) {
+    float zeros[32] = {0}, a[32] = {1, NAN}, b[32] = {1, 1};
+    choose_accumulator(true);
+    cr_expect_eq(e4m3_sum(zeros, zeros, 0, 0), 0);
+    cr_expect(isnan(e4m3_sum(a, b, 0, 0)));
+    cr_expect(isnan(e4m3_sum(zeros, zeros, NAN, 1)), "it stays");
+}
+
+// By the format's definition: (1 + fraction / 8) 2^(exponent - 7), subnormals fraction 2^-9.
+static double e4m3_value(int code) {
+    int exponent = code >> 3 & 15, fraction = code & 7;
+    double x = exponent ? ldexp(8 + fraction, exponent - 10) : ldexp(fraction, -9);
+    return code & 0x80 ? -x : x;
+}
+
+// The nearest of all 254 numbers, of two the one with the even code.
+static int e4m3_nearest(float x) {
+    int best = signbit(x) ? 0x80 : 0;
+    if (isnan(x)) return 0x7f;
+    if (isinf(x)) return best | 0x7e;
+    for (int code = best, end = best | 0x7e; code <= end; code++) {
+        double d = fabs(e4m3_value(code) - (double)x), least = fabs(e4m3_value(best) - (double)x);
+        if (d < least || (d == least && code % 2 == 0)) best = code;
+    }
+    return best;
+}
+
+// All numbers, all halves between two neighbours, what is next to these; large ones, NaN.
+Test(instructions_sm90, four_floats_are_packed_as_e4m3) {
+    static float in[1024];
+    static uint32_t out[256];
+    int n = 0;
+    for (int code = 0; code < 0x7e; code++)
+        for (int sign = 0; sign < 2; sign++) {
+            float x = (float)e4m3_value(code | sign << 7);
+            float half = (float)((e4m3_value(code) + e4m3_value(code + 1)) / 2 * (sign ? -1 : 1));
+            in[n++] = x;
+            in[n++] = half;
+            in[n++] = nextafterf(half, 0);
+            in[n++] = nextafterf(half, 2 * half);
+        }
+    const float more[] = {448,       -448, 463,  464,    465,     480,      -1e30f, INFINITY,
+                          -INFINITY, NAN,  -NAN, 1e-40f, -1e-40f, 0x1p-10f, 0,      1};
+    memcpy(in + n, more, sizeof more);
+    cr_assert_eq((size_t)n + sizeof more / sizeof *more, sizeof in / sizeof *in);
+    run("pack e4m3", in, sizeof in, out, sizeof out);
+    for (int i = 0; i < 1024; i++)
+        cr_expect_eq(out[i / 4] >> i % 4 * 8 & 255, (uint32_t)e4m3_nearest(in[i]),
+                     "%a: %02x, not %02x", (double)in[i], out[i / 4] >> i % 4 * 8 & 255,
+                     (unsigned)e4m3_nearest(in[i]));
+}
+
 Test(instructions_sm90, a_pipeline_of_all) {
     enum { WIDTH = 320 };
     static uint16_t in[(128 + 64) * WIDTH];
@@ -324,6 +490,12 @@ Test(instructions_sm90, impossible_boxes_are_refused_in_a_line) {
     expect_refused(b, "the box has 257 elements along dimension 1");
     b = right, b.box[0] = 72;
     expect_refused(b, "a row of the box has 144 bytes; with SWIZZLE_128B at most 128");
+    b = right, b.swizzle = SWIZZLE_64B;
+    expect_refused(b, "a row of the box has 128 bytes; with SWIZZLE_64B at most 64");
+    b = right, b.box[0] = 32;
+    expect_refused(b, "with SWIZZLE_128B TMA would leave gaps behind shorter rows than 128");
+    b = right, b.box[0] = 8, b.swizzle = SWIZZLE_32B;
+    expect_refused(b, "a row of the box has 16 bytes; with SWIZZLE_32B");
     b = right, b.box[0] = 4;
     expect_refused(b, "a row of the box has 8 bytes");
     b = right, b.size[0] = 0;

@@ -312,6 +312,46 @@ Test(dtype, rounds_to_nearest_even_and_overflows_to_infinity) {
     cr_expect_eq(bf16_from_float(FLT_TRUE_MIN), 0);
 }
 
+static double e4m3_by_definition(int bits) {
+    int exponent = bits >> 3 & 15, fraction = bits & 7;
+    double magnitude = exponent ? ldexp(8 + fraction, exponent - 10) : ldexp(fraction, -9);
+    return bits & 0x80 ? -magnitude : magnitude;
+}
+
+Test(dtype, every_e4m3_pattern) {
+    for (int bits = 0; bits < 256; bits++) {
+        float x = e4m3_to_float((uint8_t)bits);
+        if ((bits & 0x7f) == 0x7f) {
+            cr_expect(isnan(x), "%02x gave %a", bits, x);
+            cr_expect_eq(e4m3_from_float(x), 0x7f, "the one that the instruction gives");
+            continue;
+        }
+        cr_expect_eq(x, e4m3_by_definition(bits), "%02x gave %a", bits, x);
+        cr_expect_eq(signbit(x) != 0, bits >> 7);
+        cr_expect_eq(e4m3_from_float(x), bits, "%02x came back as %02x", bits, e4m3_from_float(x));
+    }
+}
+
+Test(dtype, e4m3_rounds_to_nearest_even_and_saturates) {
+    for (int bits = 0; bits < 0x7e; bits++) {
+        double half = (e4m3_by_definition(bits) + e4m3_by_definition(bits + 1)) / 2;
+        int even = bits % 2 ? bits + 1 : bits;
+        for (int sign = 0; sign < 2; sign++) {
+            float x = (float)(sign ? -half : half);
+            cr_expect_eq(e4m3_from_float(x), even | sign << 7, "%a", x);
+            cr_expect_eq(e4m3_from_float(nextafterf(x, 0)), bits | sign << 7, "below %a", x);
+            cr_expect_eq(e4m3_from_float(nextafterf(x, 2 * x)), (bits + 1) | sign << 7, "above");
+        }
+    }
+    const float large[] = {448, 463, 464, 465, 1e5f, FLT_MAX, INFINITY};
+    for (unsigned i = 0; i < sizeof large / sizeof *large; i++) {
+        cr_expect_eq(e4m3_from_float(large[i]), 0x7e, "%g", large[i]);
+        cr_expect_eq(e4m3_from_float(-large[i]), 0xfe, "-%g", large[i]);
+    }
+    cr_expect_eq(e4m3_from_float(-NAN), 0x7f);
+    cr_expect_eq(e4m3_from_float(-1e-40f), 0x80);
+}
+
 Test(dtype, nan_stays_nan) {
     const uint32_t patterns[] = {0x7f800001, 0x7fc00000, 0x7fffffff, 0xff800001, 0xffffffff};
     for (int i = 0; i < 5; i++) {
@@ -983,7 +1023,7 @@ Test(oracle, heads_read_their_groups_keys) {
 
 // Two keys, V = (1, -1): O = P0 - P1, where the rounding of P does not hide behind that of O.
 Test(oracle, the_baseline_rounds_P_and_O_but_not_S) {
-    for (int dtype = 0; dtype < ATTN_DTYPES; dtype++) {
+    for (int dtype = 0; dtype < ATTN_FP8; dtype++) {
         struct attn_problem p = problem(1, 1, 1, 2, 8, false, dtype);
         float Q[8] = {1}, K[16] = {0.125f}, V[16] = {[0] = 1, [8] = -1}, O[8], LSE;
         p.scale = 0.7f;
@@ -1384,14 +1424,16 @@ Test(numpy, oracle_agrees) {
                   count);
 }
 
-// ---- the bar -----------------------------------------------------------------------------------
+// ---- the bar (that of FP8 is in test_fp8.c) -----------------------------------------------------
+
+enum { BAR_TYPES = ATTN_FP8 };
 
 Test(check, a_correct_output_passes) {
     const int nq[4] = {1, 33, 130, 20}, nk[4] = {1, 33, 64, 77};
-    for (int k = 0; k < 4 * ATTN_DTYPES * DATA_FAMILIES; k++) {
+    for (int k = 0; k < 4 * BAR_TYPES * DATA_FAMILIES; k++) {
         struct attn_problem p =
-            problem(2, 1, nq[k % 4], nk[k % 4], 40, k % 3 > 0, k / 4 % ATTN_DTYPES);
-        struct inputs in = make(&p, k / 4 / ATTN_DTYPES);
+            problem(2, 1, nq[k % 4], nk[k % 4], 40, k % 3 > 0, k / 4 % BAR_TYPES);
+        struct inputs in = make(&p, k / 4 / BAR_TYPES);
         struct reference r = refer(&p, &in);
         struct output out = oracle_output(&p, &in);
         struct check O = check_O(&p, &r, out.O), LSE = check_LSE(&p, &r, out.LSE);
@@ -1439,7 +1481,7 @@ static void expect_caught(const struct trial *t, const struct attn_problem *wron
 }
 
 Test(check, a_wrong_scale_is_caught) {
-    for (int dtype = 0; dtype < ATTN_DTYPES; dtype++) {
+    for (int dtype = 0; dtype < BAR_TYPES; dtype++) {
         struct trial t = start(130, false, dtype, DATA_NORMAL);
         struct attn_problem wrong = t.p;
         wrong.scale *= 1.0001f;
@@ -1455,7 +1497,7 @@ Test(check, a_wrong_scale_is_caught) {
 // With Nq one larger (smaller) the mask of each query ends one key earlier (later). The last key of
 // the last query is lost, or there is no row for it any more.
 Test(check, a_mask_that_is_off_by_one_is_caught) {
-    for (int dtype = 0; dtype < ATTN_DTYPES; dtype++) {
+    for (int dtype = 0; dtype < BAR_TYPES; dtype++) {
         for (int family = 0; family < DATA_FAMILIES; family++) {
             struct trial t = start(130, true, dtype, family);
             struct attn_problem wrong = t.p;
@@ -1472,7 +1514,7 @@ Test(check, a_mask_that_is_off_by_one_is_caught) {
 }
 
 Test(check, a_mask_that_lets_one_more_key_through_is_caught) {
-    for (int dtype = 0; dtype < ATTN_DTYPES; dtype++) {
+    for (int dtype = 0; dtype < BAR_TYPES; dtype++) {
         struct trial t = start(130, true, dtype, DATA_CONSTANT);
         struct attn_problem wrong = t.p;
         wrong.seqlen_q = 129;
@@ -1488,7 +1530,7 @@ Test(check, a_mask_that_lets_one_more_key_through_is_caught) {
 }
 
 Test(check, a_skipped_tail_is_caught) {
-    for (int dtype = 0; dtype < ATTN_DTYPES; dtype++) {
+    for (int dtype = 0; dtype < BAR_TYPES; dtype++) {
         struct trial t = start(130, false, dtype, DATA_CONSTANT);
         struct attn_problem wrong = t.p;
         wrong.seqlen_k = 129;
@@ -1500,8 +1542,8 @@ Test(check, a_skipped_tail_is_caught) {
 }
 
 Test(check, all_zeros_are_caught) {
-    for (int k = 0; k < ATTN_DTYPES * DATA_FAMILIES; k++) {
-        struct trial t = start(33, true, k % ATTN_DTYPES, k / ATTN_DTYPES);
+    for (int k = 0; k < BAR_TYPES * DATA_FAMILIES; k++) {
+        struct trial t = start(33, true, k % BAR_TYPES, k / BAR_TYPES);
         memset(t.right.O, 0, 33 * 64 * sizeof(float));
         memset(t.right.LSE, 0, 33 * sizeof(float));
         cr_expect_not(check_O(&t.p, &t.r, t.right.O).ok, "case %d", k);
@@ -1572,10 +1614,9 @@ Test(check, the_bar_stands_where_it_should) {
                           .base_error_O = 0x1p-6,
                           .base_error_LSE = 0x1p-20};
     float got[8] = {1, 1, 1, 1, 1, 1, 1, 1}, got_lse;
-    const double bar_O[ATTN_DTYPES] = {2 * 0x1p-6 + 2 * 0x1p-23 + 2 * 4 * 5 * 0x1p-24,
-                                       2 * 0x1p-6 + 2 * 0x1p-10, 2 * 0x1p-6 + 2 * 0x1p-7,
-                                       2 * 0x1p-6 + 2 * 0x1p-7};
-    for (int dtype = 0; dtype < ATTN_DTYPES; dtype++) {
+    const double bar_O[BAR_TYPES] = {2 * 0x1p-6 + 2 * 0x1p-23 + 2 * 4 * 5 * 0x1p-24,
+                                     2 * 0x1p-6 + 2 * 0x1p-10, 2 * 0x1p-6 + 2 * 0x1p-7};
+    for (int dtype = 0; dtype < BAR_TYPES; dtype++) {
         p.dtype = dtype;
         got[3] = (float)(1 + bar_O[dtype]); // exact: the bar is a multiple of 2^-23
         cr_expect(check_O(&p, &r, got).ok, "%s", attn_dtype_name(dtype));
@@ -1589,7 +1630,8 @@ Test(check, the_bar_stands_where_it_should) {
     }
 }
 
-// ---- the bar for gradients ---------------------------------------------------------------------
+// ---- the bar for gradients (FP8 has none)
+// --------------------------------------------------------
 
 // Gradients as a kernel would deliver them.
 struct gradients {
@@ -1629,10 +1671,10 @@ static void expect_within(const struct attn_problem *p, const struct reference *
 
 Test(check, correct_gradients_pass) {
     const int nq[4] = {1, 33, 50, 20}, nk[4] = {1, 33, 24, 57};
-    for (int k = 0; k < 4 * ATTN_DTYPES * DATA_FAMILIES; k++) {
+    for (int k = 0; k < 4 * BAR_TYPES * DATA_FAMILIES; k++) {
         struct attn_problem p =
-            problem(2, 1, nq[k % 4], nk[k % 4], 40, k % 3 > 0, k / 4 % ATTN_DTYPES);
-        struct inputs in = make(&p, k / 4 / ATTN_DTYPES);
+            problem(2, 1, nq[k % 4], nk[k % 4], 40, k % 3 > 0, k / 4 % BAR_TYPES);
+        struct inputs in = make(&p, k / 4 / BAR_TYPES);
         struct reference r = refer_both(&p, &in);
         struct gradients g = oracle_gradients(&p, &r);
         expect_within(&p, &r, &g, 0.5, "the oracle, rounded");
@@ -1735,10 +1777,10 @@ static void expect_mistakes_found(const struct attn_problem *p, const struct inp
 
 Test(check, mistakes_in_gradients_are_caught) {
     const enum data_family families[3] = {DATA_NORMAL, DATA_LARGE, DATA_OUTLIERS};
-    for (int k = 0; k < 3 * ATTN_DTYPES; k++) {
-        struct attn_problem p = problem(4, 2, 40, 40, 16, true, k % ATTN_DTYPES);
-        struct inputs in = make(&p, families[k / ATTN_DTYPES]);
-        expect_mistakes_found(&p, &in, data_family_name(families[k / ATTN_DTYPES]));
+    for (int k = 0; k < 3 * BAR_TYPES; k++) {
+        struct attn_problem p = problem(4, 2, 40, 40, 16, true, k % BAR_TYPES);
+        struct inputs in = make(&p, families[k / BAR_TYPES]);
+        expect_mistakes_found(&p, &in, data_family_name(families[k / BAR_TYPES]));
         inputs_free(&in);
     }
 }
@@ -1771,7 +1813,7 @@ Test(check, half_precision_is_caught_in_fp32) {
 }
 
 Test(check, nan_and_zeros_in_gradients_are_caught) {
-    for (int dtype = 0; dtype < ATTN_DTYPES; dtype++) {
+    for (int dtype = 0; dtype < BAR_TYPES; dtype++) {
         struct attn_problem p = problem(1, 1, 9, 9, 8, true, dtype);
         struct inputs in = make(&p, DATA_NORMAL);
         struct reference r = refer_both(&p, &in);
@@ -1803,7 +1845,7 @@ Test(check, the_bar_for_gradients_stands_where_it_should) {
     const double base[3] = {0x1p-16, 0x1p-17, 0x1p-18};
     const double rest[3] = {0.5 * 16 * 32 * 64, 0.5 * 8 * 32 * 64 * 2, 0};
     for (int i = 0; i < 32; i++) want[i] = 1;
-    for (int k = 0; k < 3 * ATTN_DTYPES; k++) {
+    for (int k = 0; k < 3 * BAR_TYPES; k++) {
         p.dtype = k / 3;
         double bar = 3 * base[k % 3] + 2 * dtype_ulp(p.dtype, 1) + 2 * rest[k % 3] * 0x1p-24;
         if (p.dtype == ATTN_FP32) bar += 2 * 4 * factor[k % 3] * 0x1p-24;

@@ -82,6 +82,8 @@ Test(sim_sm90, loads) {
     expect_fault("only_one_warp_waits", "this thread has not waited for that phase of it");
     expect_fault("tile_filled_again", "race in shared memory");
     expect_fault("tile_misaligned", "SWIZZLE_128B needs a multiple of 1024");
+    expect_fault("misaligned_64", "SWIZZLE_64B needs a multiple of 512");
+    expect_fault("misaligned_32", "SWIZZLE_32B needs a multiple of 256");
     expect_fault("tile_outside", "out of bounds: tma_load_2d()");
     expect_fault("another_rank", "the tensor map has 2 dimensions, not 3");
     expect_fault("no_map", "not a tensor map");
@@ -125,6 +127,17 @@ Test(sim_sm90, products) {
     expect_fault("never_waited_for", "wgmma not waited for");
 }
 
+Test(sim_sm90, products_of_e4m3) {
+    expect_fault("fp8_read_at_once", "accumulators in use: load");
+    cr_expect(isnan(b[0]), "poison");
+    expect_fault("fp8_mn_major", "FP8 operands are K-major, and the descriptor of B has a leading "
+                                 "byte offset of 8192");
+    expect_fault("fp8_past_the_panel", "in the middle of its first 8 rows of 64 bytes");
+    expect_fault("fp8_half_a_step", "less than 32 elements before the end of a row of 128 bytes");
+    expect_fault("fp8_outside", "element (0, 16) of A lies at smem + 73728");
+    expect_fault("fp8_operand_changed", "operand changed: element (0, 5) of B, in smem + 8192");
+}
+
 Test(sim_sm90, named_barriers_and_registers) {
     expect_fault("two_counts", "named barrier 1 is for 64 threads at tests/sim_sm90.cu:");
     expect_fault("barrier_zero", "0 is __syncthreads()");
@@ -151,6 +164,10 @@ Test(sim_sm90, operands_that_change_are_noticed_in_any_case) {
     sim_reset(&(struct sim_options){.fast = true});
     sim_sm90_run("freed_too_early", a, b);
     cr_expect(strstr(sim_error(), "operand changed: element (0, 0) of B, in smem + 8192"), "%s",
+              sim_error());
+    sim_reset(&(struct sim_options){.fast = true});
+    sim_sm90_run("fp8_operand_changed", a, b);
+    cr_expect(strstr(sim_error(), "operand changed: element (0, 5) of B, in smem + 8192"), "%s",
               sim_error());
 }
 

@@ -1,9 +1,12 @@
 // variants.c - kernels that the tests of the command line add to step00: what --kernel, --list and
-// the columns of the report make of variants. All compute with the naive kernel.
+// the columns of the report make of variants. They compute with the naive kernel, but for one of
+// FP8.
 
-#include "attn.h"
+#include "dtype.h"
+#include "oracle.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 // Looked up when the program runs: before main(), it may not be registered yet.
@@ -74,7 +77,42 @@ static const struct attn_kernel choosy = {
     .model = model,
 };
 
+// The FP8 baseline itself: device memory is the host's in the simulator. It launches nothing.
+static void on_host(const struct attn_problem *p, const struct attn_tensors *t) {
+    uint64_t q = attn_q_elements(p), kv = attn_kv_elements(p);
+    struct inputs in = {malloc(4 * q), malloc(4 * kv), malloc(4 * kv), NULL};
+    float *O = malloc(4 * q);
+    if (!in.Q || !in.K || !in.V || !O) abort();
+    dtype_unpack(p->dtype, t->Q, in.Q, q);
+    dtype_unpack(p->dtype, t->K, in.K, kv);
+    dtype_unpack(p->dtype, t->V, in.V, kv);
+    baseline_forward(p, &in, O, t->LSE);
+    if (p->seqlen_q == 13) O[8] = 100; // a fault for the tests
+    dtype_pack(p->dtype, O, t->O, q);
+    free(O);
+    inputs_free(&in);
+}
+
+static struct attn_traffic no_traffic(const struct attn_problem *p, unsigned pass) {
+    (void)p, (void)pass;
+    return (struct attn_traffic){0};
+}
+
+static const struct attn_kernel fp8 = {
+    .step = "step00_naive",
+    .rung = 4,
+    .name = "fp8-on-host",
+    .idea = "FP8's baseline as a kernel",
+    .formula = "none",
+    .dtypes = 1u << ATTN_FP8,
+    .passes = ATTN_FORWARD,
+    .variant = true,
+    .forward = on_host,
+    .model = no_traffic,
+};
+
 __attribute__((constructor)) static void register_variants(void) {
     attn_register(&choosy);
     attn_register(&described);
+    attn_register(&fp8);
 }

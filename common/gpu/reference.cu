@@ -17,7 +17,9 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
+#include "fp8.h"
 #include "gpu/cuda_check.h"
 #include "inputs.h"
 #include "machine.h"
@@ -37,6 +39,13 @@ static __device__ float rounded(float x, enum attn_dtype dtype) {
     case ATTN_FP8: return __bfloat162float(__float2bfloat16_rn(x)); // as in dtype.h
     default: return x;
     }
+}
+
+// A weight of a row, exp(S - m), that sums to l, as it enters P V.
+static __device__ double weight(double e, double l, enum attn_dtype) { return e / l; }
+static __device__ float weight(float e, float l, enum attn_dtype dtype) {
+    if (dtype != ATTN_FP8) return rounded(e / l, dtype);
+    return ldexpf((float)__nv_fp8_e4m3(ldexpf(e, FP8_P_OFFSET)), -FP8_P_OFFSET) / l;
 }
 
 // What product() does to C: C = A B, or C += A B.
@@ -126,7 +135,7 @@ static __global__ void softmax(T *s,       // [rows, Nk]
     for (int j = threadIdx.x; j < keys; j += THREADS) l += exp(row[j] - m);
     l = over_block(l, [](T a, T b) { return a + b; });
     for (int j = threadIdx.x; j < p.seqlen_k; j += THREADS)
-        row[j] = j < keys ? rounded(exp(row[j] - m) / l, p.dtype) : (T)0;
+        row[j] = j < keys ? weight(exp(row[j] - m), l, p.dtype) : (T)0;
     if (threadIdx.x) return;
     lse[blockIdx.x] = keys ? m + log(l) : (T)-INFINITY;
     largest[blockIdx.x] = magnitude;

@@ -25,6 +25,13 @@ static CUtensorMapDataType type_of(int element_bytes) {
                                 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
 }
 
+static CUtensorMapSwizzle swizzle_of(tensor_swizzle s) {
+    return s == SWIZZLE_128B  ? CU_TENSOR_MAP_SWIZZLE_128B
+           : s == SWIZZLE_64B ? CU_TENSOR_MAP_SWIZZLE_64B
+           : s == SWIZZLE_32B ? CU_TENSOR_MAP_SWIZZLE_32B
+                              : CU_TENSOR_MAP_SWIZZLE_NONE;
+}
+
 bool tensor_map_encode(const tensor_box *t, void *map, char *why, size_t why_size) {
     if (!tensor_box_check(t, why, why_size)) return false;
     static const PFN_cuTensorMapEncodeTiled_v12000 encode = find_encoder();
@@ -42,8 +49,7 @@ bool tensor_map_encode(const tensor_box *t, void *map, char *why, size_t why_siz
     }
     CUresult result =
         encode((CUtensorMap *)map, type_of(t->element_bytes), t->rank, (void *)t->base, size,
-               stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               t->swizzle == SWIZZLE_128B ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+               stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(t->swizzle),
                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result == CUDA_SUCCESS) return true;
     return refuse(why, why_size, "tensor map: cuTensorMapEncodeTiled returned error %d", result);

@@ -139,6 +139,7 @@ struct worker {
     struct thread *self;   // the CUDA thread that runs now; NULL outside kernels
     bool fast;             // count bytes only
     bool profiling;        // count for each source line, too
+    bool fp8_14_bits;      // as in sim_options
     uintptr_t shared_base; // this OS thread's copy of the TLS segment: __shared__ memory
     size_t shared_bytes;
     uintptr_t stack_base; // the OS thread's stack, around it: nothing there is a kernel's

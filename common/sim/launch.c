@@ -170,6 +170,7 @@ static void keep_suspicion(struct worker *w) {
 static void run_worker(struct worker *w, const uint8_t *shared_owner) {
     w->fast = options.fast;
     w->profiling = options.profile;
+    w->fp8_14_bits = options.fp8_14_bits;
     w->shared_owner = shared_owner;
     uint64_t block;
     if (!make_threads(w, sim_now->block))

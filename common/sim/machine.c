@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static bool fast, profiling;
+static bool fast, profiling, fp8_14_bits;
 
 // The shape of an H200, so that a kernel makes the same choices here as there.
 enum { H200_SM = 90, H200_SM_COUNT = 132 };
@@ -17,11 +17,12 @@ bool machine_open(const struct machine_options *options, struct machine *out, ch
                   size_t why_size) {
     fast = options->fast;
     profiling = options->profile;
+    fp8_14_bits = options->fp8_14_bits;
     if (!sim_timeline(options->timeline)) {
         snprintf(why, why_size, "--timeline %s: %s", options->timeline, strerror(errno));
         return false;
     }
-    sim_reset(&(struct sim_options){.fast = fast});
+    sim_reset(&(struct sim_options){.fast = fast, .fp8_14_bits = fp8_14_bits});
     *out = (struct machine){.simulated = true,
                             .name = "SIMT simulator",
                             .sm = H200_SM,
@@ -73,8 +74,10 @@ static void add_buffer(struct measurement *m, const struct sim_buffer_counts *c)
 }
 
 void machine_run(const struct machine_work *work, struct measurement *out) {
-    struct sim_options options = {
-        .fast = fast, .profile = profiling, .smem_limit = work->problem->smem};
+    struct sim_options options = {.fast = fast,
+                                  .profile = profiling,
+                                  .smem_limit = work->problem->smem,
+                                  .fp8_14_bits = fp8_14_bits};
     static struct sim_counts counts; // large, and only one pass runs at a time
     *out = (struct measurement){0};
     sim_reset(&options);

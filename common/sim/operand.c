@@ -92,7 +92,8 @@ static void inspect_piece(void *context, const unsigned char *p, int r, int k) {
     if (p - smem >= SIM_SMEM_MAX || !memory_owns(p, 16))
         sim_fail("out of bounds: wgmma at %s:%d: by its descriptor, element (%d, %d) of %s lies at "
                  "smem + %td, which is not memory of this launch",
-                 c->place.file, c->place.line, r, k, c->operand->name, p - smem);
+                 c->place.file, c->place.line, r, k * 2 / c->operand->element_bytes,
+                 c->operand->name, p - smem);
     if (!sim_worker->fast)
         detect_range(&c->reader, WGMMA_AGENT + (unsigned)c->warpgroup, p, 16, SIM_LOAD, ASYNC,
                      c->pc);
@@ -111,9 +112,14 @@ static void check_descriptor(const struct operand *o, struct sim_place place) {
                  "and after the row comes the next panel",
                  place.file, place.line, o->name, a, width, 8 * width);
     if (width > 16 && !o->mn_major && a % width + 32 > width)
-        sim_fail("wgmma at %s:%d: %s begins at smem + %u, less than 16 elements before the end of "
+        sim_fail("wgmma at %s:%d: %s begins at smem + %u, less than %d elements before the end of "
                  "a row of %u bytes",
-                 place.file, place.line, o->name, a, width);
+                 place.file, place.line, o->name, a, 32 / o->element_bytes, width);
+    // K-major and swizzled there is one panel, so a leading offset shows what was meant.
+    if (o->element_bytes == 1 && width > 16 && leading(d) > 16)
+        sim_fail("wgmma at %s:%d: FP8 operands are K-major, and the descriptor of %s has a leading "
+                 "byte offset of %u, as MN-major panels do; store the matrix transposed",
+                 place.file, place.line, o->name, leading(d));
     if (o->mn_major && width > 16 && o->rows > (int)width / 2 && leading(d) == 0)
         sim_fail("wgmma at %s:%d: %s has %d columns, a panel %u, and the leading byte offset, from "
                  "one panel to the next, is 0",
@@ -154,11 +160,12 @@ void operand_expect_unchanged(const struct warpgroup *g, const struct operand *o
         for (int k = 0; k < 16; k++) {
             if (now[r][k] == was[r][k]) continue;
             int first_r = o->mn_major ? r / 8 * 8 : r, first_k = o->mn_major ? k : k / 8 * 8;
+            bool second = (now[r][k] ^ was[r][k]) % 256 == 0; // of a pair
             sim_fail_at(&sim_worker->thread[128 * g->number],
                         "operand changed: element (%d, %d) of %s, in %s, was overwritten while the "
                         "wgmma that was started at %s:%d could still read it; its wgmma_wait() "
                         "must come before others are told that the memory is free",
-                        r, k, o->name, memory_name(piece(o, first_r, first_k)), place.file,
-                        place.line);
+                        r, o->element_bytes == 1 ? 2 * k + second : k, o->name,
+                        memory_name(piece(o, first_r, first_k)), place.file, place.line);
         }
 }

@@ -69,6 +69,7 @@ void sim_mma_m16n8k16_bf16(float D[4], const uint32_t A[4], const uint32_t B[2],
 float sim_exp2_approx(float);
 uint32_t sim_pack_fp16(float low, float high);
 uint32_t sim_pack_bf16(float low, float high);
+uint32_t sim_pack_e4m3(float a, float b, float c, float d);
 
 void sim_red_add_f32x4(float *address, const float value[4]);
 
@@ -97,12 +98,13 @@ void sim_tma_store_commit(void);
 void sim_tma_store_wait(int pending, bool read, struct sim_place);
 
 // wgmma.c
+enum sim_element { SIM_FP16, SIM_BF16, SIM_E4M3 };
 struct sim_wgmma {
     float *D;                // N / 2 registers
     const uint32_t *A;       // 4 registers; NULL: in shared memory
     uint64_t smem_A, smem_B; // descriptors
     int N;
-    bool fp16; // or bf16
+    enum sim_element element; // of A and B
     bool A_mn_major, B_mn_major;
     bool accumulate;
     uint32_t pc; // filled in by sim_wgmma_start
@@ -135,6 +137,7 @@ int sim_allow_dynamic_smem(const void *function, int bytes);
 struct sim_options {
     bool fast;         // count bytes only: no sectors, no conflicts, no distinct
     bool profile;      // count for each source line, for sim_profile
+    bool fp8_14_bits;  // e4m3 products are added in 14 bits (wgmma.c), not exactly
     int workers;       // OS threads; 0: one for each processor
     size_t smem_limit; // most shared memory of a block; 0: 227 KB, as on sm_90
 };

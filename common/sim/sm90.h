@@ -86,11 +86,13 @@ void warpgroup_explain(char *out, size_t size);
 
 // ---- operand.c: a matrix in shared memory -------------------------------------------------------
 
-// One operand: 64 or N rows (of m or n) by 16 values of k, through its descriptor.
+// One operand: 64 or N rows (of m or n) by 32 bytes along k, through its descriptor. That is 16
+// elements, or 32 of e4m3; these are always K-major, and are moved here in pairs, as if each pair
+// were one element.
 struct operand {
     const char *name; // "A", "B"
     uint64_t descriptor;
-    int rows;
+    int rows, element_bytes;
     bool mn_major;
 };
 
@@ -111,7 +113,7 @@ struct sm90 {
     struct knowledge known[1024]; // of each thread
     struct knowledge common;      // of a whole warp or warpgroup, for a moment
     uint16_t scratch[256][16];    // for operand.c
-    double converted[16][256];    // for wgmma.c
+    double converted[32][256];    // for wgmma.c
 };
 
 struct sm90 *sm90_use(void); // this block's; the first use makes it

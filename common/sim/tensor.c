@@ -188,3 +188,7 @@ uint32_t sim_pack_bf16(float low, float high) {
     uint32_t l = isnan(low) ? 0x7fff : bf16_from_float(low);
     return l | (uint32_t)(isnan(high) ? 0x7fff : bf16_from_float(high)) << 16;
 }
+uint32_t sim_pack_e4m3(float a, float b, float c, float d) {
+    return e4m3_from_float(a) | (uint32_t)e4m3_from_float(b) << 8 |
+           (uint32_t)e4m3_from_float(c) << 16 | (uint32_t)e4m3_from_float(d) << 24;
+}

@@ -94,9 +94,10 @@ static void each_part(const struct box *b, void (*f)(const struct box *, struct 
 }
 
 // Where byte `offset` of the box lies, within `base`, a place for all of it that is as aligned as
-// shared memory is. 128-byte swizzling exchanges 16-byte pieces: bits 4-6 of the address xor 7-9.
+// shared memory is. Swizzling exchanges 16-byte pieces: bits 4-6 of the address xor 7-9 within 128
+// bytes, bits 4 and 5 xor 7 and 8 within 64, bit 4 xor 7 within 32.
 static unsigned char *place_of(const struct box *b, unsigned char *base, size_t offset) {
-    if (b->map.swizzle == SWIZZLE_128B) offset ^= offset >> 3 & 0x70;
+    if (b->map.swizzle != SWIZZLE_NONE) offset ^= offset >> 3 & (b->map.swizzle - 16u);
     return base + offset;
 }
 
@@ -164,7 +165,9 @@ static struct tensor_box map_of(const void *map, int rank, const char *what,
 }
 
 static void check_place(const struct box *b, const char *what) {
-    unsigned alignment = b->map.swizzle == SWIZZLE_128B ? 1024 : 128;
+    unsigned width = b->map.swizzle, alignment = width ? 8 * width : 128;
+    char needing[20] = "shared memory";
+    if (width) snprintf(needing, sizeof needing, "SWIZZLE_%uB", width);
     if (!memory_owns(b->smem, b->bytes))
         sim_fail(
             "out of bounds: %s at %s:%d copies a box of %zu bytes at %s, which is not all shared "
@@ -172,8 +175,7 @@ static void check_place(const struct box *b, const char *what) {
             what, b->place.file, b->place.line, b->bytes, memory_name(b->smem));
     if ((uintptr_t)b->smem % alignment)
         sim_fail("misaligned: %s at %s:%d copies a box at %s, and %s needs a multiple of %u", what,
-                 b->place.file, b->place.line, memory_name(b->smem),
-                 alignment == 1024 ? "SWIZZLE_128B" : "shared memory", alignment);
+                 b->place.file, b->place.line, memory_name(b->smem), needing, alignment);
 }
 
 static struct box *start(struct box b, const char *what, const int at[]) {

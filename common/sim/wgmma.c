@@ -28,11 +28,12 @@ struct accumulators {
 struct product {
     struct product *next;
     struct operand A, B; // A.name NULL: it came from registers
-    bool fp16, accumulate;
+    enum sim_element element;
+    bool accumulate;
     uint32_t group, started, step; // the time, and the timeline's
     struct sim_place place;
     struct accumulators *accumulators;
-    uint16_t a[64][16], b[256][16];
+    uint16_t a[64][16], b[256][16]; // of e4m3, pairs
 };
 
 // Register i of a thread: row and column of D.
@@ -71,7 +72,8 @@ static struct accumulators *accumulators_of(struct warpgroup *g, const struct si
     return take_accumulators(g, first->N);
 }
 
-// A from registers: as the a of mma, 16 rows for each warp.
+// A from registers: as the a of mma, 16 rows for each warp. For e4m3 each of its 16-bit elements is
+// a pair: register 0 has bytes 4 t to 4 t + 3 of a row, register 2 those 16 further on.
 static void gather_registers(const struct warpgroup *g, uint16_t (*to)[16]) {
     for (int t = 0; t < 128; t++) {
         const uint32_t *A = ((const struct sim_wgmma *)g->argument[t])->A;
@@ -85,8 +87,9 @@ static void gather_registers(const struct warpgroup *g, uint16_t (*to)[16]) {
 
 static bool start(struct warpgroup *g) {
     const struct sim_wgmma *first = g->argument[0];
-    struct operand B = {"B", first->smem_B, first->N, first->B_mn_major};
-    struct operand A = {first->A ? NULL : "A", first->smem_A, 64, first->A_mn_major};
+    int bytes = first->element == SIM_E4M3 ? 1 : 2;
+    struct operand B = {"B", first->smem_B, first->N, bytes, first->B_mn_major};
+    struct operand A = {first->A ? NULL : "A", first->smem_A, 64, bytes, first->A_mn_major};
     operand_inspect(g, &B, first->pc);
     if (A.name) operand_inspect(g, &A, first->pc);
     struct accumulators *accumulators = accumulators_of(g, first);
@@ -94,7 +97,7 @@ static bool start(struct warpgroup *g) {
     if (!p) abort();
     p->A = A;
     p->B = B;
-    p->fp16 = first->fp16;
+    p->element = first->element;
     p->accumulate = first->accumulate;
     p->place = g->place;
     p->group = g->groups;
@@ -114,25 +117,63 @@ static bool start(struct warpgroup *g) {
 
 // ---- completing one -----------------------------------------------------------------------------
 
+static int depth(const struct product *p) { return p->element == SIM_E4M3 ? 32 : 16; }
+
+// A row of an operand.
+static void convert(enum sim_element element, const uint16_t from[16], double to[32]) {
+    for (int i = 0; i < 16; i++) {
+        if (element == SIM_FP16) to[i] = (double)fp16_to_float(from[i]);
+        if (element == SIM_BF16) to[i] = (double)bf16_to_float(from[i]);
+        if (element == SIM_E4M3) {
+            to[2 * i] = (double)e4m3_to_float((uint8_t)from[i]);
+            to[2 * i + 1] = (double)e4m3_to_float((uint8_t)(from[i] >> 8));
+        }
+    }
+}
+
 // As for mma (tensor.c): exact products. How many of them the hardware adds at once is not known to
-// us; here all 16 and the accumulator, with one rounding. One row of D, its columns side by side,
-// so that the compiler makes vector instructions of it.
-static void add_products(const double a[16], double (*b)[256], int columns, double *sum) {
-    for (int k = 0; k < 16; k++)
+// us; here all 16 (of e4m3 32) and the accumulator, with one rounding. One row of D, its columns
+// side by side, so that the compiler makes vector instructions of it.
+static void add_products(const double *a, double (*b)[256], int depth, int columns, double *sum) {
+    for (int k = 0; k < depth; k++)
         for (int n = 0; n < columns; n += 8)
             for (int i = n; i < n + 8; i++) sum[i] += a[k] * b[k][i];
 }
 
+// e4m3 with sim_options.fp8_14_bits: a model of what others have measured on Hopper, not NVIDIA's
+// word. DeepSeek-V3's report (arXiv:2412.19437, 3.5.2) finds that the products are shifted to the
+// largest exponent among them and that 14 bits of each are kept; SageAttention2 (arXiv:2411.10958)
+// that the accumulator has 1 + 8 + 13 bits: sign, exponent, fraction. So here each product and the
+// accumulator is cut, towards zero, to a multiple of 2^(e - 13), where 2^e is the largest power of
+// two in any of them; then they are added exactly, and the sum, too, is cut to 14 bits.
+static double add_in_14_bits(const double products[32], double d) {
+    double largest = fabs(d);
+    for (int k = 0; k < 32; k++) largest = fmax(largest, fabs(products[k]));
+    bool cut = largest != 0 && !isinf(largest);
+    int unit = cut ? ilogb(largest) - 13 : 0;
+    double units = ldexp(1, -unit), sum = cut ? trunc(d * units) : d;
+    for (int k = 0; k < 32; k++) sum += cut ? trunc(products[k] * units) : products[k];
+    int more = !cut || sum == 0 || isnan(sum) ? 0 : ilogb(sum) - 13; // bits that it has too many
+    if (more > 0) sum = ldexp(trunc(ldexp(sum, -more)), more);
+    return ldexp(sum, unit);
+}
+
 static void multiply(struct product *p) {
-    float (*to_float)(uint16_t) = p->fp16 ? fp16_to_float : bf16_to_float;
-    double(*b)[256] = sim_worker->sm90->converted, a[16], sum[256];
-    for (int n = 0; n < p->B.rows; n++)
-        for (int k = 0; k < 16; k++) b[k][n] = (double)to_float(p->b[n][k]);
+    bool in_14_bits = p->element == SIM_E4M3 && sim_worker->fp8_14_bits;
+    double(*b)[256] = sim_worker->sm90->converted, a[32], sum[256], products[32];
+    for (int n = 0; n < p->B.rows; n++) {
+        convert(p->element, p->b[n], a);
+        for (int k = 0; k < depth(p); k++) b[k][n] = a[k];
+    }
     for (int m = 0; m < 64; m++) {
         float *d = p->accumulators->value[m];
-        for (int k = 0; k < 16; k++) a[k] = (double)to_float(p->a[m][k]);
+        convert(p->element, p->a[m], a);
         for (int n = 0; n < p->B.rows; n++) sum[n] = p->accumulate ? (double)d[n] : 0;
-        add_products(a, b, p->B.rows, sum);
+        if (!in_14_bits) add_products(a, b, depth(p), p->B.rows, sum);
+        for (int n = 0; n < p->B.rows && in_14_bits; n++) {
+            for (int k = 0; k < 32; k++) products[k] = a[k] * b[k][n];
+            sum[n] = add_in_14_bits(products, sum[n]);
+        }
         for (int n = 0; n < p->B.rows; n++) d[n] = (float)sum[n];
     }
 }
@@ -240,7 +281,7 @@ static void complete(struct warpgroup *g) {
     operand_expect_unchanged(g, &p->B, p->b, p->place);
     multiply(p);
     char what[40];
-    snprintf(what, sizeof what, "m64n%dk16", p->B.rows);
+    snprintf(what, sizeof what, "m64n%dk%d", p->B.rows, depth(p));
     timeline_add("tensor cores", g->number, "product", p->step, what, p->place);
     if (--p->accumulators->products == 0) write_back(g, p);
     g->first = p->next;
@@ -295,7 +336,8 @@ void sim_wgmma_start(struct sim_wgmma *mine, struct sim_place place) {
     expect_fenced(t, D, "the accumulators", mine->accumulate, place);
     D->products++;
     D->place = place;
-    warpgroup_meet(start, mine, "wgmma_m64k16()", place);
+    warpgroup_meet(start, mine, mine->element == SIM_E4M3 ? "wgmma_m64k32()" : "wgmma_m64k16()",
+                   place);
 }
 
 static bool commit(struct warpgroup *g) {
