@@ -237,7 +237,6 @@ enum fault {
     RIGHT,
     OFFSET_IN_LSE, // forgotten
     OFFSET_IN_O,   // l has it, O not
-    NO_OFFSET,     // P up to 1
     OTHER_ORDER,   // of keys in P and V
     SCALE_OF_K,    // the first block's for all
     SCALE_OF_V,
@@ -247,7 +246,6 @@ enum fault {
     ONE_ROW,  // is 0
     ONLY_Q_ROTATED,
     GROUPS, // query head h reads key/value head 0
-    FAULTS
 };
 
 struct model {
@@ -267,7 +265,7 @@ struct row {
 static void take_tile(const struct attn_problem *p, const struct model *model, const struct row *r,
                       int j0, int n, float *m, float *l, float *sum) {
     int d = p->head_dim;
-    float S[256], largest = *m, offset = model->fault == NO_OFFSET ? 0 : FP8_P_OFFSET;
+    float S[256], largest = *m;
     for (int j = 0; j < n; j++) {
         const float *k = r->K + (size_t)(j0 + j) * d;
         S[j] = 0;
@@ -281,7 +279,7 @@ static void take_tile(const struct attn_problem *p, const struct model *model, c
         for (int c = 0; c < d; c++) sum[c] *= factor;
     }
     for (int j = 0; j < n; j++) {
-        float P = exp2f(S[j] - *m + offset);
+        float P = exp2f(S[j] - *m + FP8_P_OFFSET);
         // Slots of P hold 0 1 8 9, 2 3 10 11, …: here V's are left as they were.
         int slot = j / 16 * 16 + j % 8 / 2 * 4 + j % 2 + j % 16 / 8 * 2;
         int key = model->fault == OTHER_ORDER && slot < n ? slot : j;
@@ -299,11 +297,10 @@ static void model_row(const struct attn_problem *p, const struct model *model,
         int j0 = (model->backwards ? tiles - 1 - t : t) * model->Bc, left = r->keys - j0;
         take_tile(p, model, r, j0, left < model->Bc ? left : model->Bc, &m, &l, sum);
     }
-    float offset = model->fault == NO_OFFSET ? 0 : FP8_P_OFFSET;
-    float factor = model->fault == OFFSET_IN_O ? exp2f(-offset) : 1;
+    int offset = model->fault == OFFSET_IN_LSE ? 0 : FP8_P_OFFSET;
+    float factor = model->fault == OFFSET_IN_O ? exp2f(-FP8_P_OFFSET) : 1;
     for (int c = 0; c < p->head_dim; c++)
         r->O[c] = tiles ? bf16_to_float(bf16_from_float(factor * sum[c] / l)) : 0;
-    if (model->fault == OFFSET_IN_LSE) offset = 0;
     *r->LSE = tiles ? 0.693147181f * (m - offset) + logf(l) : -INFINITY;
 }
 
