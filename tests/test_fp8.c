@@ -207,6 +207,23 @@ Test(fp8, the_baseline_is_attention_of_the_quantised_inputs) {
     reference_free(&r), reference_free(&of_q), inputs_free(&q), inputs_free(&in);
 }
 
+Test(fp8, errors_of_the_baseline_are_those_of_all_and_of_its_worst_row) {
+    struct attn_problem p = problem(1, 1, 30, 40, 8);
+    p.causal = true;
+    struct inputs in = make(&p, DATA_NORMAL, 1);
+    struct reference r = refer(&p, &in);
+    double all = 0, worst = 0, of_LSE = 0;
+    for (int i = 0; i < 30; i++) {
+        double row = 0;
+        for (int c = 8 * i; c < 8 * i + 8; c++) row += pow(r.base_O[c] - r.O[c], 2);
+        all += row, worst = fmax(worst, row), of_LSE += pow(r.base_LSE[i] - r.LSE[i], 2);
+    }
+    cr_expect_float_eq(r.base_rmse_O, sqrt(all / 240), 1e-12);
+    cr_expect_float_eq(r.base_row_O, sqrt(worst / 8), 1e-12);
+    cr_expect_float_eq(r.base_rmse_LSE, sqrt(of_LSE / 30), 1e-12);
+    reference_free(&r), inputs_free(&in);
+}
+
 Test(fp8, a_query_that_sees_no_key) {
     struct attn_problem p = problem(1, 1, 9, 4, 8);
     p.causal = true;
