@@ -300,9 +300,9 @@ __device__ inline void quantise_columns(const tensor &t, uint8_t *x8, int d, con
 template <bool Rotate>
 __global__ void __launch_bounds__(PrepassThreads)
     quantise(const __grid_constant__ tensors t, const __grid_constant__ scalings s,
-             uint8_t *Q8,   // [heads, Nq, pitch]
-             uint8_t *K8,   // [heads, Nk, pitch]
-             uint8_t *V8) { // [heads, d, pitch]
+             uint8_t *Q8,                               // [heads, Nq, pitch]
+             uint8_t *K8,                               // [heads, Nk, pitch]
+             uint8_t *V8) {                             // [heads, d, pitch]
     place at = place_of(t, gridDim.x - 1 - blockIdx.x); // what was read last may still be in L2
     const tensor &x = t.of[at.tensor];
     float factor = fp8_factor(largest_of(s.of[at.tensor], at.head, at.row));
@@ -314,11 +314,11 @@ __global__ void __launch_bounds__(PrepassThreads)
 
 // ---- the host's side ----------------------------------------------------------------------------
 
-inline tensors tensors_of(const attn_problem *p, const attn_tensors *x) {
+inline tensors tensors_of(const attn_problem *p, const attn_tensors &x) {
     const int heads = p->batch * p->heads, kv_heads = p->batch * p->kv_heads;
-    return {{{(const __nv_bfloat16 *)x->Q, heads, p->seqlen_q},
-             {(const __nv_bfloat16 *)x->K, kv_heads, p->seqlen_k},
-             {(const __nv_bfloat16 *)x->V, kv_heads, p->seqlen_k}},
+    return {{{(const __nv_bfloat16 *)x.Q, heads, p->seqlen_q},
+             {(const __nv_bfloat16 *)x.K, kv_heads, p->seqlen_k},
+             {(const __nv_bfloat16 *)x.V, kv_heads, p->seqlen_k}},
             p->head_dim};
 }
 
@@ -343,7 +343,7 @@ inline int groups_of(const grouping &g) { return g.groups[Q] + g.groups[K] + g.g
 // The workspace, in this order. `Largest` has groups, then blocks.
 enum workspace { Q8, K8, V8, Largest, Next };
 inline int prepass_buffers(const attn_problem *p, attn_buffer *out) {
-    const tensors t = tensors_of(p, &(const attn_tensors &)attn_tensors{});
+    const tensors t = tensors_of(p, {});
     const int pitch = pitch_of(p->head_dim), largest = groups_of(grouping_of(p, t)) + blocks_of(t);
     const size_t rows = (size_t)t.of[Q].heads * p->seqlen_q, kv_heads = t.of[K].heads;
     const size_t bytes[] = {rows * pitch, kv_heads * p->seqlen_k * pitch,
@@ -356,7 +356,7 @@ inline int prepass_buffers(const attn_problem *p, attn_buffer *out) {
 }
 
 inline scalings scalings_of(const attn_problem *p, const attn_tensors *x) {
-    const tensors t = tensors_of(p, x);
+    const tensors t = tensors_of(p, *x);
     const grouping g = grouping_of(p, t);
     const bool heads = p->fp8_scale == FP8_SCALE_HEAD, blocks = p->fp8_scale == FP8_SCALE_BLOCK;
     scalings s;
@@ -370,7 +370,7 @@ inline scalings scalings_of(const attn_problem *p, const attn_tensors *x) {
 }
 
 template <bool Rotate> void prepass(const attn_problem *p, const attn_tensors *x, int *next) {
-    const tensors t = tensors_of(p, x);
+    const tensors t = tensors_of(p, *x);
     const grouping g = grouping_of(p, t);
     const int groups = groups_of(g), warps = PrepassThreads / Lanes;
     float *largest = (float *)x->buffer[Largest], *of_blocks = largest + groups;
@@ -421,7 +421,7 @@ inline uint64_t sectors_of_columns(const tensor &t, int d) {
 }
 
 inline attn_traffic prepass_traffic(const attn_problem *p) {
-    const tensors t = tensors_of(p, &(const attn_tensors &)attn_tensors{});
+    const tensors t = tensors_of(p, {});
     const grouping g = grouping_of(p, t);
     const uint64_t groups = groups_of(g), blocks = blocks_of(t), pitch = pitch_of(p->head_dim);
     uint64_t load = 2 * sectors_of_pieces(t.of[Q], t.d) + 2 * sectors_of_pieces(t.of[K], t.d) +
