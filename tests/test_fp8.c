@@ -207,6 +207,23 @@ Test(fp8, the_baseline_is_attention_of_the_quantised_inputs) {
     reference_free(&r), reference_free(&of_q), inputs_free(&q), inputs_free(&in);
 }
 
+Test(fp8, errors_of_the_baseline_are_those_of_all_and_of_its_worst_row) {
+    struct attn_problem p = problem(1, 1, 30, 40, 8);
+    p.causal = true;
+    struct inputs in = make(&p, DATA_NORMAL, 1);
+    struct reference r = refer(&p, &in);
+    double all = 0, worst = 0, of_LSE = 0;
+    for (int i = 0; i < 30; i++) {
+        double row = 0;
+        for (int c = 8 * i; c < 8 * i + 8; c++) row += pow(r.base_O[c] - r.O[c], 2);
+        all += row, worst = fmax(worst, row), of_LSE += pow(r.base_LSE[i] - r.LSE[i], 2);
+    }
+    cr_expect_float_eq(r.base_rmse_O, sqrt(all / 240), 1e-12);
+    cr_expect_float_eq(r.base_row_O, sqrt(worst / 8), 1e-12);
+    cr_expect_float_eq(r.base_rmse_LSE, sqrt(of_LSE / 30), 1e-12);
+    reference_free(&r), inputs_free(&in);
+}
+
 Test(fp8, a_query_that_sees_no_key) {
     struct attn_problem p = problem(1, 1, 9, 4, 8);
     p.causal = true;
@@ -237,7 +254,6 @@ enum fault {
     RIGHT,
     OFFSET_IN_LSE, // forgotten
     OFFSET_IN_O,   // l has it, O not
-    NO_OFFSET,     // P up to 1
     OTHER_ORDER,   // of keys in P and V
     SCALE_OF_K,    // the first block's for all
     SCALE_OF_V,
@@ -247,7 +263,6 @@ enum fault {
     ONE_ROW,  // is 0
     ONLY_Q_ROTATED,
     GROUPS, // query head h reads key/value head 0
-    FAULTS
 };
 
 struct model {
@@ -267,7 +282,7 @@ struct row {
 static void take_tile(const struct attn_problem *p, const struct model *model, const struct row *r,
                       int j0, int n, float *m, float *l, float *sum) {
     int d = p->head_dim;
-    float S[256], largest = *m, offset = model->fault == NO_OFFSET ? 0 : FP8_P_OFFSET;
+    float S[256], largest = *m;
     for (int j = 0; j < n; j++) {
         const float *k = r->K + (size_t)(j0 + j) * d;
         S[j] = 0;
@@ -281,7 +296,7 @@ static void take_tile(const struct attn_problem *p, const struct model *model, c
         for (int c = 0; c < d; c++) sum[c] *= factor;
     }
     for (int j = 0; j < n; j++) {
-        float P = exp2f(S[j] - *m + offset);
+        float P = exp2f(S[j] - *m + FP8_P_OFFSET);
         // Slots of P hold 0 1 8 9, 2 3 10 11, …: here V's are left as they were.
         int slot = j / 16 * 16 + j % 8 / 2 * 4 + j % 2 + j % 16 / 8 * 2;
         int key = model->fault == OTHER_ORDER && slot < n ? slot : j;
@@ -299,11 +314,10 @@ static void model_row(const struct attn_problem *p, const struct model *model,
         int j0 = (model->backwards ? tiles - 1 - t : t) * model->Bc, left = r->keys - j0;
         take_tile(p, model, r, j0, left < model->Bc ? left : model->Bc, &m, &l, sum);
     }
-    float offset = model->fault == NO_OFFSET ? 0 : FP8_P_OFFSET;
-    float factor = model->fault == OFFSET_IN_O ? exp2f(-offset) : 1;
+    int offset = model->fault == OFFSET_IN_LSE ? 0 : FP8_P_OFFSET;
+    float factor = model->fault == OFFSET_IN_O ? exp2f(-FP8_P_OFFSET) : 1;
     for (int c = 0; c < p->head_dim; c++)
         r->O[c] = tiles ? bf16_to_float(bf16_from_float(factor * sum[c] / l)) : 0;
-    if (model->fault == OFFSET_IN_LSE) offset = 0;
     *r->LSE = tiles ? 0.693147181f * (m - offset) + logf(l) : -INFINITY;
 }
 
