@@ -26,7 +26,7 @@ static bool is_asked_for(const struct attn_kernel *k) {
     char list[300], name[60];
     snprintf(list, sizeof list, ",%s,", asked ? asked : k->name);
     snprintf(name, sizeof name, ",%s,", k->name);
-    return strstr(list, name) && !strcmp(k->step, "step06_fa3_hopper") &&
+    return strstr(list, name) && !strcmp(k->step, "step06_hopper_tma_fp8") &&
            !(k->dtypes >> ATTN_FP8 & 1);
 }
 

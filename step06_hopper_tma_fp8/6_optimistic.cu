@@ -470,7 +470,7 @@ static attn_traffic model(const attn_problem *p, unsigned) {
 }
 
 static const attn_kernel kernel = {
-    .step = "step06_fa3_hopper",
+    .step = "step06_hopper_tma_fp8",
     .rung = 6,
     .name = "fa3-optimistic",
     .idea = "the maximum of the first tile only, a guard, and rung 5's softmax if it fails",

@@ -430,7 +430,7 @@ static attn_traffic model(const attn_problem *p, unsigned) {
 }
 
 static const attn_kernel kernel = {
-    .step = "step06_fa3_hopper",
+    .step = "step06_hopper_tma_fp8",
     .rung = 5,
     .name = "fa3",
     .idea = "tuned: persistent blocks, order of tiles, O by TMA, every shape",

@@ -111,7 +111,7 @@ static attn_traffic model(const attn_problem *p, unsigned) {
 }
 
 static const attn_kernel kernel = {
-    .step = "step06_fa3_hopper",
+    .step = "step06_hopper_tma_fp8",
     .rung = 1,
     .name = "tma-wgmma",
     .idea = "TMA, mbarriers and wgmma, one after the other",

@@ -1,44 +1,47 @@
-// step06, rung 7: FlashAttention-3 on 8-bit operands, e4m3.
+// step06, rung 8: sums that are added in fp32.
 //
-// The idea: tensor cores make twice as many 8-bit products as 16-bit ones in the same time, and all
-// tiles are half as large. What has to change for it:
+// The idea: for FP8 the tensor cores do not add in fp32. They align products and accumulator to the
+// largest exponent and keep about 14 bits (DeepSeek-V3 technical report, arXiv:2412.19437, section
+// 3.3.2; SageAttention2, arXiv:2411.10958, finds 13 bits of fraction). O of a row is a sum over all
+// keys: the longer it gets, the more of each product is cut off. So here P V of a tile goes to an
+// accumulator of its own, T, which begins with 0, and the threads add it to O in fp32:
 //
-//   a pre-pass          quantises Q, K and V, and transposes V (quantize.h)
-//   P                   is rounded to e4m3, too: times 2^8, to use the range that there is. A lane
-//                       does not have what the left operand wants of it; the pre-pass has put the
-//                       keys of V in an order in which it does
-//   scales              of Q and K go into c, by which scores become exponents; they cost nothing.
-//                       That of V multiplies O, at the end. With one scale for each block of keys
-//                       (--fp8-scale block) c is another for each tile, so m is kept in exponents;
-//                       and O is kept in units of V's present scale. Where that changes, O must be
-//                       rescaled: D / 2 multiplications for a thread, for each tile
-//   tiles               as many keys as registers allow, or a third consumer: an exponential
-//                       takes as long as before, and products half as long, so there is more to
-//                       hide
+//     rung 7    O += P V               on tensor cores, and  O *= factor  where a maximum has grown
+//     here      T = P V                on tensor cores
+//               O = O * factor + T     by the threads, for each tile
 //
-// All else is rung 5's: roles, rings, turns, order of the tiles, masks first, O by TMA.
+// That is D / 2 multiply-adds for each tile and thread, whether or not a maximum has grown; and T
+// takes another D / 2 registers, so tiles are smaller than rung 7's best, and d ends at 128.
 //
-// (FlashAttention-3, Shah et al. 2024, arXiv:2407.08608, section 3.3.)
+// (DeepSeek-V3 does so in its matrix products, every 128 of k.)
 //
-// New since rung 5: quantize.h, and in fp8_roles.h what is said of e4m3 there.
+// New since rung 7: T, and `add` in place of `rescale`.
 //
-// Run:     make run ARGS="--kernel fp8 --dtype fp8 -d 128 --rotate"     (in this folder)
-// Limits:  forward only; sm_90a.
+// Run:     make run ARGS="--kernel fp8-two-level --dtype fp8 -d 128"     (in this folder)
+// Limits:  d up to 128; forward only; sm_90a.
 
 #include "fp8_roles.h"
 
-namespace step06_7 {
+namespace step06_8 {
 
 using namespace step06_fp8;
 
 // What a warpgroup has in registers, for its 64 rows of one tile.
 template <class Tiling> struct state {
-    float S[Tiling::Bc / 2], O[Tiling::D / 2];
+    float S[Tiling::Bc / 2], T[Tiling::D / 2], O[Tiling::D / 2];
     uint32_t P[Tiling::Bc / 32][4];
     fp8_rows r;
+    float factor[2];   // of O, before what P will give is added
     float c;           // of the exponents, but for K's scale
-    float V_scale = 1; // the unit of O: V's scale in the tile that P belongs to
+    float V_scale = 1; // the unit of T: V's scale in the tile that P belongs to
 };
+
+// O in T's units, and T.
+template <int D>
+__device__ static void add(float (&O)[D / 2], const float (&T)[D / 2], const float (&factor)[2]) {
+#pragma unroll
+    for (int n = 0; n < D / 2; n++) O[n] = O[n] * factor[n / 2 % 2] + T[n];
+}
 
 // The first tile of keys, number n of the block: S and P.
 template <class Tiling>
@@ -54,7 +57,8 @@ __device__ static void begin(state<Tiling> &a, memory<Tiling> &x, uint64_t Q, un
     wgmma_wait<0>(a.S);
     free_buffer(&x.K_empty[n % Stages]);
     mask<Bc>(a.S, s, i, j * Bc);
-    update_maxima<Bc>(a.S, a.r, c); // there is no O to rescale
+    update_maxima<Bc>(a.S, a.r, c);
+    a.factor[0] = a.factor[1] = 1; // there is no O yet
     weights<Bc>(a.S, a.r, c);
     to_operand<Bc>(a.P, a.S);
 }
@@ -71,18 +75,21 @@ __device__ static void attend(state<Tiling> &a, memory<Tiling> &x, uint64_t Q, u
     start_QK<Tiling>(a.S, Q, K);
     wgmma_commit();
     uint64_t V = wait_for_V(x, n - 1); // it comes after K, and may still be on its way
-    wgmma_fence(a.O, a.P);
-    start_PV<Tiling>(a.O, a.P, V, true);
+    wgmma_fence(a.T, a.P);
+    start_PV<Tiling>(a.T, a.P, V, false);
     wgmma_commit();
     hand_over<Tiling>(consumer);
     wgmma_wait<1>(a.S); // P V may still run
     free_buffer(&x.K_empty[n % Stages]);
     if (Masked) mask<Bc>(a.S, s, i, j * Bc);
-    bool grown = update_maxima<Bc>(a.S, a.r, c);
+    update_maxima<Bc>(a.S, a.r, c);
     weights<Bc>(a.S, a.r, c);
-    wgmma_wait<0>(a.O, a.P);
+    wgmma_wait<0>(a.T, a.P);
     free_buffer(&x.V_empty[(n - 1) % Stages]);
-    if (grown || V_scale != a.V_scale) rescale<Tiling::D>(a.O, a.r, a.V_scale / V_scale);
+    add<Tiling::D>(a.O, a.T, a.factor);
+    float units = V_scale == a.V_scale ? 1 : a.V_scale / V_scale;
+    a.factor[0] = a.r.factor[0] * units;
+    a.factor[1] = a.r.factor[1] * units;
     a.V_scale = V_scale;
     to_operand<Bc>(a.P, a.S);
 }
@@ -91,11 +98,12 @@ __device__ static void attend(state<Tiling> &a, memory<Tiling> &x, uint64_t Q, u
 template <class Tiling>
 __device__ static void end(state<Tiling> &a, memory<Tiling> &x, unsigned n) {
     uint64_t V = wait_for_V(x, n);
-    wgmma_fence(a.O, a.P);
-    start_PV<Tiling>(a.O, a.P, V, true);
+    wgmma_fence(a.T, a.P);
+    start_PV<Tiling>(a.T, a.P, V, false);
     wgmma_commit();
-    wgmma_wait<0>(a.O, a.P);
+    wgmma_wait<0>(a.T, a.P);
     free_buffer(&x.V_empty[n % Stages]);
+    add<Tiling::D>(a.O, a.T, a.factor);
 }
 
 // All warpgroups have as many turns.
@@ -134,13 +142,13 @@ __device__ static void consume(memory<Tiling> &x, float *LSE_hbm, const shape &s
 // grid: as many blocks as run at once
 template <class Tiling>
 __global__ void __launch_bounds__(Tiling::Threads, 1)
-    fp8(const __grid_constant__ CUtensorMap Q_map, // [B * H, Nq, d], e4m3
-        const __grid_constant__ CUtensorMap K_map, // [B * Hkv, Nk, d], e4m3
-        const __grid_constant__ CUtensorMap V_map, // [B * Hkv, d, Nk], e4m3
-        const __grid_constant__ CUtensorMap O_map, // [B * H, Nq, d], bf16
-        const __grid_constant__ scalings scales,
-        float *LSE_hbm, // [B, H, Nq]
-        shape s, schedule order) {
+    fp8_two_level(const __grid_constant__ CUtensorMap Q_map, // [B * H, Nq, d], e4m3
+                  const __grid_constant__ CUtensorMap K_map, // [B * Hkv, Nk, d], e4m3
+                  const __grid_constant__ CUtensorMap V_map, // [B * Hkv, d, Nk], e4m3
+                  const __grid_constant__ CUtensorMap O_map, // [B * H, Nq, d], bf16
+                  const __grid_constant__ scalings scales,
+                  float *LSE_hbm, // [B, H, Nq]
+                  shape s, schedule order) {
     memory<Tiling> &x = *(memory<Tiling> *)smem;
     s.causal = Tiling::Causal; // so that the compiler knows
     if (threadIdx.x == 0) init_barriers(x);
@@ -159,17 +167,8 @@ __global__ void __launch_bounds__(Tiling::Threads, 1)
 
 // ---- the host's side: what the harness asks of a rung ------------------------------------------
 
-// The tiles, by d, the mask and the length: calls f with one of them. Keys that share a scale are a
-// tile, too. With a mask and few keys, much of a wide tile would be masked.
 template <bool Causal, class F> static auto choose_tiling(const attn_problem *p, F f) {
-    const bool blocks = p->fp8_scale == FP8_SCALE_BLOCK, few = p->seqlen_k <= 2048;
-    if (p->head_dim <= 64) return f(tiling<64, Causal, 3, 128>());
-    if (p->head_dim > 128) return f(tiling<256, Causal, 2, 128>());
-    if (blocks || (Causal && few)) return f(tiling<128, Causal, 2, 128>());
-    if constexpr (Causal)
-        return f(tiling<128, true, 2, 192>());
-    else
-        return f(tiling<128, false, 3, 96>());
+    return p->head_dim <= 64 ? f(tiling<64, Causal, 2, 128>()) : f(tiling<128, Causal, 2, 128>());
 }
 template <class F> static auto with_tiling(const attn_problem *p, F f) {
     return p->causal ? choose_tiling<true>(p, f) : choose_tiling<false>(p, f);
@@ -181,8 +180,8 @@ template <class Tiling> static void launch(const attn_problem *p, const attn_ten
     const int Br = Tiling::Br, Bc = Tiling::Bc, D = Tiling::D;
     schedule order = {tiles, heads, heads_of_group(p), (int *)x->buffer[Next]};
     (p->rotate ? prepass<true> : prepass<false>)(p, x, order.next);
-    cudaFuncSetAttribute(fp8<Tiling>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    LAUNCH((fp8<Tiling>), min(p->sm_count, tiles * heads), Tiling::Threads, bytes,
+    cudaFuncSetAttribute(fp8_two_level<Tiling>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    LAUNCH((fp8_two_level<Tiling>), min(p->sm_count, tiles * heads), Tiling::Threads, bytes,
            map_of_bytes(x->buffer[Q8], heads, p->seqlen_q, d, Br, panel_of(D)),
            map_of_bytes(x->buffer[K8], kv_heads, p->seqlen_k, d, Bc, panel_of(D)),
            map_of_bytes(x->buffer[V8], kv_heads, d, p->seqlen_k, D, panel_of(Bc)),
@@ -194,6 +193,11 @@ static void forward(const attn_problem *p, const attn_tensors *x) {
 }
 
 static bool supports(const attn_problem *p, unsigned, char *why, size_t why_size) {
+    if (p->head_dim > 128) {
+        snprintf(why, why_size, "d = %d: this rung takes 8 to 128; --kernel fp8 takes all",
+                 p->head_dim);
+        return false;
+    }
     size_t bytes = with_tiling(p, [](auto t) { return sizeof(memory<decltype(t)>); });
     return fits(p, bytes, why, why_size);
 }
@@ -207,10 +211,10 @@ static attn_traffic model(const attn_problem *p, unsigned) {
 }
 
 static const attn_kernel kernel = {
-    .step = "step06_fa3_hopper",
-    .rung = 7,
-    .name = "fp8",
-    .idea = "8-bit operands: a pre-pass quantises, P is rounded to e4m3",
+    .step = "step06_hopper_tma_fp8",
+    .rung = 8,
+    .name = "fp8-two-level",
+    .idea = "sums of 8-bit products are added in fp32",
     .formula = "about 2 d N^2 / Br loaded for each head",
     .dtypes = 1u << ATTN_FP8,
     .passes = ATTN_FORWARD,
@@ -224,4 +228,4 @@ static const attn_kernel kernel = {
 };
 ATTN_REGISTER(kernel);
 
-} // namespace step06_7
+} // namespace step06_8

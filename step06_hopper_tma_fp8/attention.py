@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """One head in NumPy, with the products in FlashAttention-3's order: rung 4's.
 
-    /usr/bin/python3 step06_fa3_hopper/attention.py      is it step00's?
+    /usr/bin/python3 step06_hopper_tma_fp8/attention.py      is it step00's?
 """
 import importlib.util
 from pathlib import Path

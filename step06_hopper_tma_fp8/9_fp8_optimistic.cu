@@ -307,7 +307,7 @@ static attn_traffic model(const attn_problem *p, unsigned) {
 }
 
 static const attn_kernel kernel = {
-    .step = "step06_fa3_hopper",
+    .step = "step06_hopper_tma_fp8",
     .rung = 9,
     .name = "fp8-optimistic",
     .idea = "no maxima but the first tile's: sums say when weights must be made smaller",

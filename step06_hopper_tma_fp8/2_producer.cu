@@ -99,7 +99,7 @@ static attn_traffic model(const attn_problem *p, unsigned) {
 }
 
 static const attn_kernel kernel = {
-    .step = "step06_fa3_hopper",
+    .step = "step06_hopper_tma_fp8",
     .rung = 2,
     .name = "producer",
     .idea = "a warp that copies, two warpgroups that multiply, rings between them",

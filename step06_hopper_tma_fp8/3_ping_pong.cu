@@ -1,31 +1,35 @@
-// step06, rung 4: a warpgroup's own softmax during its own products.
+// step06, rung 3: ping-pong.
 //
-// The idea: in rung 3 a warpgroup waits for both of its products before its softmax begins. But the
-// softmax needs only Q K^T, and P V could run meanwhile. So Q K^T of the next tile is started first
-// and P V second, each as a group of its own, and it waits for the first group alone: the softmax
-// of tile n is made while P V of tile n - 1 still runs. What touches O or P comes after that: O is
-// rescaled, and the weights become P, when the second group is complete.
+// The idea: in rung 2 nothing says when the two warpgroups multiply. If both make their softmax at
+// the same time, the tensor cores wait. Here they take turns: a named barrier for each warpgroup
+// says that the tensor cores are its own now. In its turn it starts what it has, the product P V of
+// one tile and Q K^T of the next, and hands over at once; while those run, and then the other's,
+// it makes its softmax.
 //
-// (FlashAttention-3, Shah et al. 2024, arXiv:2407.08608: section 3.1 is rungs 2 and 3, section 3.2
-// this one.)
+//     tensor cores   | PV, QK of 1 | PV, QK of 2 | PV, QK of 1 | PV, QK of 2 |
+//     warpgroup 1    | waits       | softmax     | waits       | softmax     |
+//     warpgroup 2    | softmax     | waits       | softmax     | waits       |
 //
-// New since rung 3: the order of the two products, two groups, softmax in two parts.
+// New since rung 2: turns. So that one turn holds both products, Q K^T of the first tile has come
+// out of the loop, and P V of the last.
 //
-// Run:     make run ARGS="--kernel overlap -d 64"     (in this folder)
+// Run:     make run ARGS="--kernel ping-pong -d 64"     (in this folder)
 // Limits:  fp16, bf16; d = 64, 128; forward only; sm_90a.
 
 #include "rings.h"
 
-namespace step06_4 {
+namespace step06_3 {
 
 using namespace step06;
 
+//> turns
 // Named barrier 1 + c stands for "consumer c may use the tensor cores". In each of its phases one
 // warpgroup arrives, to hand over, and the other waits.
 __device__ static void take_turn(int consumer) { named_barrier_sync(1 + consumer, 2 * Warpgroup); }
 __device__ static void hand_over(int consumer) {
     named_barrier_arrive(1 + (1 - consumer), 2 * Warpgroup);
 }
+//< turns
 
 // A warpgroup, for its 64 rows. Both have as many turns.
 template <class T, int D>
@@ -51,25 +55,22 @@ __device__ static void consume(memory<D> &x, T *O_hbm, float *LSE_hbm, const sha
     softmax<Bc, D>(S, O, r, s, i, 0);
     to_operand<T, Bc>(P, S);
 
-    //> overlap
+    //> turn
     for (int n = 1; n < tiles; n++) {
-        uint64_t K = wait_for_K(x, n), V = wait_for_V(x, n - 1);
+        uint64_t V = wait_for_V(x, n - 1), K = wait_for_K(x, n);
         take_turn(consumer);
         wgmma_fence(S, O, P);
+        start_PV<T, Bc, D>(O, P, V);
         start_QK<T, Br, Bc, D>(S, Q, K);
         wgmma_commit();
-        start_PV<T, Bc, D>(O, P, V);
-        wgmma_commit();
         hand_over(consumer);
-        wgmma_wait<1>(S); // P V may still run
-        free_K(x, n);
-        bool grown = scores_to_weights<Bc>(S, r, s, i, n * Bc);
-        wgmma_wait<0>(O, P);
+        wgmma_wait<0>(S, O, P);
         free_V(x, n - 1);
-        if (grown) rescale<D>(O, r);
+        free_K(x, n);
+        softmax<Bc, D>(S, O, r, s, i, n * Bc);
         to_operand<T, Bc>(P, S);
     }
-    //< overlap
+    //< turn
 
     uint64_t V = wait_for_V(x, tiles - 1);
     take_turn(consumer);
@@ -84,12 +85,12 @@ __device__ static void consume(memory<D> &x, T *O_hbm, float *LSE_hbm, const sha
 // grid: B * H * ceil(Nq / Br) tiles of queries
 template <class T, int D>
 __global__ void __launch_bounds__(Threads, 1)
-    overlap(const __grid_constant__ CUtensorMap Q_map, // [B * H, Nq, D]
-            const __grid_constant__ CUtensorMap K_map, // [B * Hkv, Nk, D]
-            const __grid_constant__ CUtensorMap V_map, // [B * Hkv, Nk, D]
-            T *O_hbm,                                  // [B, H, Nq, D]
-            float *LSE_hbm,                            // [B, H, Nq]
-            shape s) {
+    ping_pong(const __grid_constant__ CUtensorMap Q_map, // [B * H, Nq, D]
+              const __grid_constant__ CUtensorMap K_map, // [B * Hkv, Nk, D]
+              const __grid_constant__ CUtensorMap V_map, // [B * Hkv, Nk, D]
+              T *O_hbm,                                  // [B, H, Nq, D]
+              float *LSE_hbm,                            // [B, H, Nq]
+              shape s) {
     memory<D> &x = *(memory<D> *)smem;
     task t = task_of_block<Br>(s);
     if (threadIdx.x == 0) init_barriers(x);
@@ -108,8 +109,8 @@ __global__ void __launch_bounds__(Threads, 1)
 template <class T, int D> static void launch(const attn_problem *p, const attn_tensors *t) {
     unsigned grid = p->batch * p->heads * ceil_div(p->seqlen_q, Br);
     const int bytes = sizeof(memory<D>), kv_heads = p->batch * p->kv_heads;
-    cudaFuncSetAttribute(overlap<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    LAUNCH((overlap<T, D>), grid, Threads, bytes,
+    cudaFuncSetAttribute(ping_pong<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    LAUNCH((ping_pong<T, D>), grid, Threads, bytes,
            map_of(t->Q, p->batch * p->heads, p->seqlen_q, D, Br),
            map_of(t->K, kv_heads, p->seqlen_k, D, Bc), map_of(t->V, kv_heads, p->seqlen_k, D, Bc),
            (T *)t->O, t->LSE, shape_of(p));
@@ -123,10 +124,10 @@ static attn_traffic model(const attn_problem *p, unsigned) {
 }
 
 static const attn_kernel kernel = {
-    .step = "step06_fa3_hopper",
-    .rung = 4,
-    .name = "overlap",
-    .idea = "the next tile's softmax during this tile's P V",
+    .step = "step06_hopper_tma_fp8",
+    .rung = 3,
+    .name = "ping-pong",
+    .idea = "two warpgroups take turns: one's softmax during the other's products",
     .formula = "about 4 d N^2 / Br loaded for each head",
     .dtypes = 1u << ATTN_BF16 | 1u << ATTN_FP16,
     .passes = ATTN_FORWARD,
@@ -138,4 +139,4 @@ static const attn_kernel kernel = {
 };
 ATTN_REGISTER(kernel);
 
-} // namespace step06_4
+} // namespace step06_3
