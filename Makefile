@@ -78,7 +78,7 @@ TEST_C   := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/test_*.c))
 TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(filter-out tests/count_instructions.cu,$(wildcard tests/*.cu)))
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
 
-.PHONY: all sim gpu run train peers diff test test-sim test-programs test-gpu need-gpu need-sim test-full test-more test-shapes test-sanitized test-clang \
+.PHONY: all sim gpu run train peers diff test test-sim test-pages test-values test-programs test-gpu need-gpu need-sim test-full test-more test-shapes test-sanitized test-clang \
         mutants fill book sram wavefronts backward registers registers-backward curves timelines fp8-table plots deps help list clean bench-sim gallery format numpy-cases
 .DELETE_ON_ERROR:
 all: sim gpu                ## build everything that this machine can build
@@ -262,21 +262,27 @@ diff:                       ## what changes from the step before to STEP=03, or 
 
 test: test-$(TEST_ON)       ## all tests, on the simulator; DEVICE=gpu: the kernels, on the GPU (needs `make deps` once)
 
-test-sim: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants numpy-cases
+# Pages and values are checked side by side, each with a core; then the test programs, which use all.
+test-sim: test-pages test-values
+	@$(MAKE) test-programs
+
+TESTED := sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants numpy-cases
+test-pages: $(TESTED)
 	$(if $(filter build,$(BUILD)),$(PYTHON) notes/fill.py --check $(PAGES))
 	$(if $(filter build,$(BUILD)),$(PYTHON) notes/timeline.py --check)
 	$(PYTHON) notes/book.py --check
 	$(PYTHON) notes/plots.py --check
 	$(PYTHON) notes/plot_training.py --check
 	$(PYTHON) tests/mutants.py --check $(wildcard tests/mutants/*.txt)
-# The openings whose output no page quotes: fill.py has run the others.
+	$(PYTHON) tests/test_book.py
+
+# The openings whose output no page quotes: fill.py runs the others.
+test-values: $(TESTED)
 	@set -e; for f in $(wildcard step*/attention.py step*/backward.py); do \
 	  grep -q "run: .*$$f" $(PAGES) || $(PYTHON) $$f >$(BUILD)/attention.out; done
-	$(PYTHON) tests/test_book.py
 	$(PYTHON) tests/test_openings.py
 	$(PYTHON) tests/test_fp8_table.py $(BUILD)/sim/step06 $(BUILD)/sim/variants
 	$(PYTHON) tests/crosscheck.py $(BUILD)/sim/ladder $(BUILD)
-	@$(MAKE) test-programs
 
 # The part of it that depends on the compiler.
 test-programs: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants $(BUILD)/sim/count_instructions numpy-cases
