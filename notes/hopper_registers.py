@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """The registers that step06's FP8 kernels use, by tiling: make registers
 
-    notes/hopper_registers.py build/gpu/step06_hopper_tma_fp8/7_fp8.o … >notes/results/registers_sm90a.csv
+    notes/hopper_registers.py build/gpu/step06_hopper_tma_fp8/7_fp8.o … >notes/results/registers_fp8.csv
 
 What cuobjdump calls their registers is what the launch takes for each thread; setmaxnreg then takes
 from the producer and gives to the consumers. So this looks for the highest register that the code

@@ -7,8 +7,7 @@
 // is the same for all of them, and floating-point numbers lose nothing by a common factor. Rung 5
 // looks at every score to find the maximum, and only to see, nearly always, that m was good enough.
 // This kernel looks at the tiles of its mask, or at the first tile: their maximum is m, and it
-// stays. No maxima, no votes, no factor for O: a third of what the main loop had besides the
-// exponentials.
+// stays. The main loop has no maxima, no votes, and no factor for O.
 //
 //   the guard    a weight that does not fit its type is infinite, and so are the sums that it is
 //                part of, to the end. One look at them, after the last tile of keys, finds out

@@ -147,13 +147,16 @@ static void add_products(const double *a, double (*b)[256], int depth, int colum
 // accumulator is cut, towards zero, to a multiple of 2^(e - 13), where 2^e is the largest power of
 // two in any of them; then they are added exactly, and the sum, too, is cut to 14 bits.
 static double add_in_14_bits(const double products[32], double d) {
-    double largest = fabs(d);
-    for (int k = 0; k < 32; k++) largest = fmax(largest, fabs(products[k]));
-    bool cut = largest != 0 && !isinf(largest);
-    int unit = cut ? ilogb(largest) - 13 : 0;
-    double units = ldexp(1, -unit), sum = cut ? trunc(d * units) : d;
-    for (int k = 0; k < 32; k++) sum += cut ? trunc(products[k] * units) : products[k];
-    int more = !cut || sum == 0 || isnan(sum) ? 0 : ilogb(sum) - 13; // bits that it has too many
+    double largest = fabs(d), whole = d;
+    for (int k = 0; k < 32; k++) {
+        largest = fmax(largest, fabs(products[k]));
+        whole += products[k];
+    }
+    if (largest == 0 || isinf(largest)) return whole; // there is nothing to cut
+    int unit = ilogb(largest) - 13;
+    double units = ldexp(1, -unit), sum = trunc(d * units);
+    for (int k = 0; k < 32; k++) sum += trunc(products[k] * units);
+    int more = sum == 0 || isnan(sum) ? 0 : ilogb(sum) - 13; // bits that it has too many
     if (more > 0) sum = ldexp(trunc(ldexp(sum, -more)), more);
     return ldexp(sum, unit);
 }
