@@ -60,6 +60,7 @@ struct attn_buffer {
     size_t bytes;
     unsigned passes; // ATTN_FORWARD | ATTN_BACKWARD: when it is needed
     bool kept;       // written by the forward, read by the backward (step00: P)
+    bool zeroed;     // holds zeros before a pass, which leaves zeros: nobody has to write them
     bool matrix;     // holds Nq x Nk elements for each head: what FlashAttention avoids
 };
 
@@ -82,8 +83,8 @@ struct attn_kernel {
     int least_sm, exact_sm;       // runs on compute capability >= least_sm; exact_sm: only there
     unsigned any_order;           // the passes that add with atomics: last bits may differ by run
     bool variant;                 // another form of a rung: runs only when --kernel names it
-    bool redoes;                  // may do a part again, for some inputs: it asks for what its model
-                                  // says, or for more
+    bool redoes; // may do a part again, for some inputs: it asks for what its model
+                 // says, or for more
     // False, with a reason in `why`, for a shape this rung does not take.
     bool (*supports)(const struct attn_problem *, unsigned pass, char *why, size_t why_size);
     // One line about how it cuts this problem up ("Br 64, Bc 64 ..."). May be NULL: nothing to say.
@@ -92,6 +93,9 @@ struct attn_kernel {
     int (*buffers)(const struct attn_problem *, struct attn_buffer out[ATTN_MAX_BUFFERS]);
     void (*forward)(const struct attn_problem *, const struct attn_tensors *);
     void (*backward)(const struct attn_problem *, const struct attn_tensors *);
+    // The forward without its pre-pass, what that has left still being in the workspace: to time it
+    // alone. NULL: there is no pre-pass.
+    void (*attention)(const struct attn_problem *, const struct attn_tensors *);
     // Exactly the traffic that the pass asks for; may loop over rows and tiles.
     struct attn_traffic (*model)(const struct attn_problem *, unsigned pass);
 };

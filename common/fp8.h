@@ -10,8 +10,8 @@
 //
 // All of these are fp32, rounded at each step, and so is the product before it becomes an e4m3: GPU
 // and host agree to the last bit. (The scale is no quotient, because a division takes a GPU a
-// subroutine, and the attention kernel has no registers for it where scales are read.) For Q the blocks are rows, for K and V keys; a head's last block can be
-// shorter.
+// subroutine, and the attention kernel has no registers for it where scales are read.) For Q the
+// blocks are rows, for K and V keys; a head's last block can be shorter.
 //
 // --rotate: first each row of Q and K becomes  x D H / sqrt(d),  with D = diag(fp8_sign(0), …) and
 // Hadamard's matrix H: H_1 = 1, H_2n = [H_n H_n; H_n -H_n], d a power of two. D H / sqrt(d) is
@@ -42,7 +42,9 @@ enum { FP8_P_OFFSET = 8 }; // log2
 
 // What x is multiplied with. Where there is next to nothing, 448 / largest would be infinite.
 FP8_FUNCTION float fp8_factor(float largest) { return largest > 0x1p-100f ? 448 / largest : 1; }
-FP8_FUNCTION float fp8_scale_of(float largest) { return largest > 0x1p-100f ? largest * (1.0f / 448) : 1; }
+FP8_FUNCTION float fp8_scale_of(float largest) {
+    return largest > 0x1p-100f ? largest * (1.0f / 448) : 1;
+}
 
 // 1 or -1, as if by chance, for each column of a row. (The mixing steps are those of "lowbias32",
 // by Chris Wellons, nullprogram.com/blog/2018/07/31.)

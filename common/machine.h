@@ -40,6 +40,7 @@ void machine_free(void *device);
 void machine_write(void *device, const void *host, size_t bytes);
 void machine_read(void *host, const void *device, size_t bytes);
 void machine_poison(void *device, size_t bytes); // every byte 0xff: NaN in each of our types
+void machine_zero(void *device, size_t bytes);
 
 enum { MACHINE_MAX_LAUNCHES = 64, MACHINE_MAX_BUFFERS = 24, MACHINE_ERROR = 1200 };
 

@@ -119,6 +119,32 @@ PTX_LDMATRIX(ldmatrix_x2_trans, 2, true)
 PTX_LDMATRIX(ldmatrix_x4_trans, 4, true)
 #endif
 
+// ---- fragments to shared memory: stmatrix -------------------------------------------------------
+//
+// PTX ISA, "Warp-level matrix instructions: stmatrix". The way back of ldmatrix_x4: r[m] of all
+// lanes is matrix m, 8 rows of 8 16-bit elements, of which lane l has columns 2 (l % 4) and the
+// next of row l / 4; lane 8 m + i says where row i of matrix m goes, 16 bytes at a multiple of 16.
+// An older GPU than sm_90 does not have it, as HasStmatrix says.
+
+#ifdef __CUDACC__
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ < 900
+constexpr bool HasStmatrix = false;
+#else
+constexpr bool HasStmatrix = true;
+#endif
+PTX void stmatrix_x4(void *smem_row, const uint32_t (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     smem_address(smem_row)),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+#else
+constexpr bool HasStmatrix = true;
+PTX void stmatrix_x4(void *smem_row, const uint32_t (&r)[4], SIM_HERE) {
+    sim_stmatrix_x4(smem_row, r, SIM_PLACE);
+}
+#endif
+
 // ---- the matrix product: mma --------------------------------------------------------------------
 //
 // PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type". D[16 x 8] += A[16 x 16]

@@ -156,25 +156,6 @@ PTX void fence_proxy_async() { asm volatile("fence.proxy.async;" ::: "memory"); 
 PTX void fence_proxy_async() { sim_fence_proxy_async(); }
 #endif
 
-// ---- fragments to shared memory: stmatrix -------------------------------------------------------
-//
-// PTX ISA, "Warp-level matrix instructions: stmatrix". The way back of ldmatrix_x4 (ptx.h): r[m] of
-// all lanes is matrix m, 8 rows of 8 16-bit elements, of which lane l has columns 2 (l % 4) and the
-// next of row l / 4; lane 8 m + i says where row i of matrix m goes, 16 bytes at a multiple of 16.
-
-#ifdef __CUDACC__
-PTX void stmatrix_x4(void *smem_row, const uint32_t (&r)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                     smem_address(smem_row)),
-                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-                 : "memory");
-}
-#else
-PTX void stmatrix_x4(void *smem_row, const uint32_t (&r)[4], SIM_HERE) {
-    sim_stmatrix_x4(smem_row, r, SIM_PLACE);
-}
-#endif
-
 // ---- four floats in one register: cvt to e4m3 ---------------------------------------------------
 //
 // PTX ISA, "cvt". e4m3 is the FP8 with 4 bits of exponent and 3 of fraction (dtype.c). To nearest,

@@ -111,14 +111,16 @@ static void release(struct run *run) {
 
 // ---- running ------------------------------------------------------------------------------------
 
-// Everything that the pass must write holds NaN before it runs: what it forgets, shows.
+// Everything that the pass must write holds NaN before it runs: what it forgets, shows. But for
+// what it may expect to be zeros.
 static void poison(struct run *run, unsigned pass) {
     for (struct output *o = run->output; o < run->output + OUTPUTS; o++)
         if (o->pass == pass) machine_poison(o->device, bytes_of(o));
     for (int i = 0; i < run->buffers; i++) {
         bool kept_for_it = pass == ATTN_BACKWARD && run->buffer[i].kept;
         if ((run->buffer[i].passes & pass) && !kept_for_it)
-            machine_poison(run->device.buffer[i], run->buffer[i].bytes);
+            (run->buffer[i].zeroed ? machine_zero : machine_poison)(run->device.buffer[i],
+                                                                    run->buffer[i].bytes);
     }
 }
 
@@ -152,12 +154,29 @@ static struct machine_work work_of(const struct run *run, unsigned pass) {
                                  &run->device};
 }
 
+// Has the pass left zeros where it has found them? Else the next one would go wrong.
+static bool left_zeros(const struct run *run, unsigned pass, struct measurement *m) {
+    for (int i = 0; i < run->buffers; i++) {
+        const struct attn_buffer *b = &run->buffer[i];
+        if (!(b->passes & pass) || !b->zeroed) continue;
+        unsigned char *bytes = malloc(b->bytes);
+        bool zeros = bytes != NULL;
+        if (zeros) machine_read(bytes, run->device.buffer[i], b->bytes);
+        for (size_t n = 0; zeros && n < b->bytes; n++) zeros = !bytes[n];
+        free(bytes);
+        if (zeros) continue;
+        snprintf(m->error, sizeof m->error, "%s: the pass has not left zeros there", b->name);
+        return false;
+    }
+    return true;
+}
+
 static bool run_once(struct run *run, unsigned pass, struct measurement *m) {
     struct machine_work work = work_of(run, pass);
     poison(run, pass);
     machine_run(&work, m);
     fetch(run, pass);
-    return !m->error[0];
+    return !m->error[0] && left_zeros(run, pass, m);
 }
 
 // A mark of all bits that the pass has written: FNV-1a, but of 8 bytes at a time. (Every tensor is
@@ -363,8 +382,8 @@ static void run_pass(struct run *run, struct result *r) {
     struct machine_work work = work_of(run, r->pass);
     if (right) machine_measure(&work, run->repeat, m);
     r->asked_is_model = m->has_asked && same_traffic(&m->asked, &r->model);
-    r->asked_is_more = m->has_asked && run->kernel->redoes && !r->asked_is_model &&
-                       at_least(&m->asked, &r->model);
+    r->asked_is_more =
+        m->has_asked && run->kernel->redoes && !r->asked_is_model && at_least(&m->asked, &r->model);
     judge(run, r, exact);
 }
 

@@ -40,13 +40,12 @@ template <int D> struct tiling_of_queries {
 // grid: B * H * ceil(Nq / Br) tiles of queries
 template <class T, int D>
 __global__ void __launch_bounds__(tiling_of_queries<D>::Threads, tiling_of_queries<D>::BlocksPerSM)
-    query_sums(const T *Q_hbm,         // [B, H, Nq, d]
-               const T *K_hbm,         // [B, Hkv, Nk, d]
-               const T *V_hbm,         // [B, Hkv, Nk, d]
-               const T *dO_hbm,        // [B, H, Nq, d]
-               const float *minus_LSE, // [B, H, pitch], in its unit
-               const float *minus_D,   // [B, H, pitch]
-               T *dQ_hbm,              // [B, H, Nq, d]
+    query_sums(const T *Q_hbm,       // [B, H, Nq, d]
+               const T *K_hbm,       // [B, Hkv, Nk, d]
+               const T *V_hbm,       // [B, Hkv, Nk, d]
+               const T *dO_hbm,      // [B, H, Nq, d]
+               const float *numbers, // [B, H, pitch / 32, 2, 32]: -LSE in its unit, -D
+               T *dQ_hbm,            // [B, H, Nq, d]
                shape s, int pitch) {
     using tiling = tiling_of_queries<D>;
     constexpr int Blocks = tiling::Blocks, Br = tiling::Br, Bc = tiling::Bc;
@@ -56,12 +55,15 @@ __global__ void __launch_bounds__(tiling_of_queries<D>::Threads, tiling_of_queri
     int tiles = (s.Nq + Br - 1) / Br, bh = blockIdx.x / tiles;
     int i0 = (tiles - 1 - blockIdx.x % tiles) * Br; // with a mask the last has most to do
     int query = threadIdx.x / Lanes * Blocks * 16, lane = threadIdx.x % Lanes;
-    size_t row = (size_t)bh * s.Nq + i0, key = kv_head(s, bh) * s.Nk;
+    size_t row = (size_t)bh * s.Nq + i0;
+    unsigned key = kv_head(s, bh) * s.Nk; // the head's first, of all
 
-    int keys = keys_seen(s, i0 + Br);
-    auto copy_keys = [&](int j0, int stage) {
-        start_copy<T, Bc, D, Threads>(K + stage * Tile, K_hbm + (key + j0) * s.d, s.Nk - j0, s.d);
-        start_copy<T, Bc, D, Threads>(V + stage * Tile, V_hbm + (key + j0) * s.d, s.Nk - j0, s.d);
+    // Of the head's: those that the block's last query sees, and that the warp's first sees.
+    int keys = keys_seen(s, i0 + Br), seen_by_all = keys_seen(s, i0 + query + 1);
+    auto copy_keys = [&](int j0, uint32_t stage) { // bytes behind K, and behind V
+        size_t first = (size_t)(key + j0) * (unsigned)s.d;
+        start_copy<T, Bc, D, Threads>(K + stage, K_hbm + first, s.Nk - j0, s.d);
+        start_copy<T, Bc, D, Threads>(V + stage, V_hbm + first, s.Nk - j0, s.d);
     };
     start_copy<T, Br, D, Threads>(Q, Q_hbm + row * s.d, s.Nq - i0, s.d);
     start_copy<T, Br, D, Threads>(dO, dO_hbm + row * s.d, s.Nq - i0, s.d);
@@ -72,37 +74,38 @@ __global__ void __launch_bounds__(tiling_of_queries<D>::Threads, tiling_of_queri
     for (int b = 0; b < Blocks; b++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            size_t n = (size_t)bh * pitch + i0 + query + 16 * b + 8 * half + lane / 4;
-            LSE[b][half] = minus_LSE[n], D_row[b][half] = minus_D[n];
+            size_t row = (size_t)bh * pitch + i0 + query + 16 * b + 8 * half + lane / 4;
+            LSE[b][half] = numbers[first_number(row)];
+            D_row[b][half] = numbers[first_number(row) + Apart];
         }
 
     float dQ[Blocks][D / 8][4] = {};
     float c = s.scale * Unit<T>;
-    // Where the lane's fragments begin.
+    // Where the lane's fragments begin. Tiles of K and V go to one stage and the other by turns:
+    // that is a bit of an address.
     const uint32_t Q_left = straight<D>(Q, query, 0), dO_left = straight<D>(dO, query, 0);
-    const uint32_t K_right = crossed<D>(K, 0, 0), K_down = straight<D>(K, 0, 0);
-    int stage = 0;
-    for (int j0 = 0; j0 < keys; j0 += Bc, stage ^= 1) {
+    uint32_t K_right = crossed<D>(K, 0, 0), K_down = straight<D>(K, 0, 0), other = Tile;
+    static_assert(K % (2 * Tile) == 0 && (Tile & (Tile - 1)) == 0);
+    for (int j0 = 0; j0 < keys; j0 += Bc, K_right ^= Tile, K_down ^= Tile, other ^= Tile) {
         cp_async_wait_all();
         __syncthreads(); // this turn's K and V have arrived, and all have read the last turn's
-        if (j0 + Bc < keys) copy_keys(j0 + Bc, stage ^ 1);
-        uint32_t tile = stage * Tile;
+        if (j0 + Bc < keys) copy_keys(j0 + Bc, other);
 
         //> query-sums
         float S[Blocks][Bc / 8][4] = {}, dP[Blocks][Bc / 8][4];
         multiply<T, D / 16>(
             S, [&](int r, int k) { return load<D>(Q_left, r, k); },
-            [&](int k, int n) { return load<D>(K_right + tile, n, k); });
-        if (!visible(s, i0 + query, j0 + Bc - 1)) mask<false>(S, s, i0 + query, j0);
+            [&](int k, int n) { return load<D>(K_right, n, k); });
+        if (j0 + Bc > seen_by_all) mask<false>(S, s, i0 + query, j0);
         start_from_rows(dP, D_row);
         multiply<T, D / 16>(
             dP, [&](int r, int k) { return load<D>(dO_left, r, k); },
-            [&](int k, int n) { return load<D>(K_right + V - K + tile, n, k); });
+            [&](int k, int n) { return load<D>(K_right + V - K, n, k); });
         fragment P[Blocks][Bc / 16], dS[Blocks][Bc / 16];
         weights_of_rows<T>(P, dS, S, dP, LSE, c);
         multiply<T, Bc / 16>(
             dQ, [&](int r, int k) { return dS[r / 16][k / 16]; },
-            [&](int k, int n) { return load_transposed<D>(K_down + tile, k, n); });
+            [&](int k, int n) { return load_transposed<D>(K_down, k, n); });
         //< query-sums
     }
     cp_async_wait_all();
@@ -132,27 +135,26 @@ template <int D> static attn_traffic query_sums_traffic(const attn_problem *p) {
 
 // ---- the host's side: what the harness asks of a rung ------------------------------------------
 
-enum { LSE_BUFFER, D_BUFFER, BUFFERS };
+enum { NUMBERS_BUFFER, BUFFERS };
 
 static int buffers(const attn_problem *p, attn_buffer out[ATTN_MAX_BUFFERS]) {
-    size_t bytes = padded_rows(p) * sizeof(float);
-    out[LSE_BUFFER] = {.name = "-LSE", .bytes = bytes, .passes = ATTN_BACKWARD};
-    out[D_BUFFER] = {.name = "-D", .bytes = bytes, .passes = ATTN_BACKWARD};
+    size_t bytes = 2 * padded_rows(p) * sizeof(float);
+    out[NUMBERS_BUFFER] = {.name = "-LSE and -D", .bytes = bytes, .passes = ATTN_BACKWARD};
     return BUFFERS;
 }
 
 template <class T, class Plan> static void launch(const attn_problem *p, const attn_tensors *t) {
     constexpr int D = Plan::D;
     using tiling = tiling_of_queries<D>;
-    auto minus_LSE = (float *)t->buffer[LSE_BUFFER], minus_D = (float *)t->buffer[D_BUFFER];
+    auto numbers = (float *)t->buffer[NUMBERS_BUFFER];
     unsigned grid = p->batch * p->heads * ceil_div(p->seqlen_q, tiling::Br);
     cudaFuncSetAttribute(query_sums<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          tiling::Smem);
-    launch_prepare<T, D, false>(p, t, minus_LSE, minus_D, nullptr);
-    launch_dK_dV<T, Plan>(p, t, minus_LSE, minus_D, nullptr);
+    launch_prepare<T, D, false>(p, t, numbers, nullptr);
+    launch_dK_dV<T, Plan>(p, t, numbers, nullptr);
     LAUNCH((query_sums<T, D>), grid, tiling::Threads, tiling::Smem, (const T *)t->Q,
-           (const T *)t->K, (const T *)t->V, (const T *)t->dO, minus_LSE, minus_D, (T *)t->dQ,
-           shape_of(p), head_pitch(p));
+           (const T *)t->K, (const T *)t->V, (const T *)t->dO, numbers, (T *)t->dQ, shape_of(p),
+           head_pitch(p));
 }
 
 static void backward(const attn_problem *p, const attn_tensors *t) {

@@ -66,24 +66,23 @@ template <class Plan> static attn_traffic finish_traffic(const attn_problem *p) 
 
 // ---- the host's side: what the harness asks of a rung ------------------------------------------
 
-enum { LSE_BUFFER, D_BUFFER, SUMS_BUFFER, BUFFERS };
+enum { NUMBERS_BUFFER, SUMS_BUFFER, BUFFERS };
 
 static int buffers(const attn_problem *p, attn_buffer out[ATTN_MAX_BUFFERS]) {
     size_t bytes = padded_rows(p) * sizeof(float);
-    out[LSE_BUFFER] = {.name = "-LSE", .bytes = bytes, .passes = ATTN_BACKWARD};
-    out[D_BUFFER] = {.name = "-D", .bytes = bytes, .passes = ATTN_BACKWARD};
+    out[NUMBERS_BUFFER] = {.name = "-LSE and -D", .bytes = 2 * bytes, .passes = ATTN_BACKWARD};
     out[SUMS_BUFFER] = {.name = "dQ's sums", .passes = ATTN_BACKWARD};
     with_plan<true>(p, [&]<class Plan>(Plan) { out[SUMS_BUFFER].bytes = bytes * Plan::D; });
     return BUFFERS;
 }
 
 template <class T, class Plan> static void launch(const attn_problem *p, const attn_tensors *t) {
-    auto minus_LSE = (float *)t->buffer[LSE_BUFFER], minus_D = (float *)t->buffer[D_BUFFER];
+    auto numbers = (float *)t->buffer[NUMBERS_BUFFER];
     auto sums = (float *)t->buffer[SUMS_BUFFER];
     unsigned grid = p->batch * p->heads * ceil_div(p->seqlen_q, Plan::Br);
     size_t bytes = Plan::QueryTile;
-    launch_prepare<T, Plan::D, true>(p, t, minus_LSE, minus_D, sums);
-    launch_dK_dV<T, Plan>(p, t, minus_LSE, minus_D, sums);
+    launch_prepare<T, Plan::D, true>(p, t, numbers, sums);
+    launch_dK_dV<T, Plan>(p, t, numbers, sums);
     LAUNCH((finish<T, Plan>), grid, Plan::Threads, bytes, sums, (T *)t->dQ, shape_of(p),
            head_pitch(p));
 }

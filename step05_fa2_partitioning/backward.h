@@ -5,6 +5,8 @@
 
 #include "swizzle.h"
 
+#include <limits.h>
+
 namespace step05::backward {
 
 constexpr float Log2e = 1.44269504f;
@@ -137,17 +139,28 @@ template <int W> __device__ inline uint32_t own(uint32_t tile, int r, int c) {
     return tile + Bytes * (swizzled<W>(r + lane / 4, c) + lane % 4 * 2);
 }
 
-// Operands in 16 bits go to a tile, from where other warps take them.
+// Operands in 16 bits go to a tile, from where other warps take them: with stmatrix a fragment at
+// once, and to_put gives the address of a row, as for ldmatrix; without it, in four stores, and it
+// gives that of the lane's own elements.
+template <int W> __device__ inline uint32_t to_put(uint32_t tile, int r, int c) {
+    return HasStmatrix ? straight<W>(tile, r, c) : own<W>(tile, r, c);
+}
+
 template <int W, int Blocks, int Steps>
 __device__ inline void put(uint32_t at, const fragment (&x)[Blocks][Steps]) {
 #pragma unroll
     for (int b = 0; b < Blocks; b++)
 #pragma unroll
-        for (int k = 0; k < Steps; k++)
+        for (int k = 0; k < Steps; k++) {
+            if constexpr (HasStmatrix) {
+                stmatrix_x4(smem + moved<W>(at, 16 * b, 16 * k), x[b][k].x);
+                continue;
+            }
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 *(uint32_t *)(smem + moved<W>(at, 16 * b + e % 2 * 8, 16 * k + e / 2 * 8)) =
                     x[b][k].x[e];
+        }
 }
 
 // The same with sums in fp32, times a factor.
@@ -226,8 +239,11 @@ __device__ inline void mask(float (&S)[Blocks][Tiles][4], const shape &s, int i,
 
 // The numbers that there is one of for each row lie in HBM with `pitch` rows a head, a multiple of
 // all tiles: so a tile's numbers begin at a multiple of 16 bytes, and rows past the end have some,
-// too. Of these P is to be 0, as it is of rows that see nothing.
+// too. Of these P is to be 0, as it is of rows that see nothing. There are two, -LSE and -D, and
+// they alternate by 32 rows, so that both of a tile are one copy.
 constexpr int Rows = 128; // a multiple of all Br
+constexpr int Apart = 32; // a row's two numbers
+__host__ __device__ constexpr size_t first_number(size_t row) { return row + row / Apart * Apart; }
 inline int head_pitch(const attn_problem *p) { return (int)round_up(p->seqlen_q, Rows); }
 inline uint64_t padded_rows(const attn_problem *p) {
     return (uint64_t)p->batch * p->heads * head_pitch(p);
@@ -246,8 +262,7 @@ __global__ void __launch_bounds__(PrepareThreads)
     prepare(const T *O_hbm,       // [B, H, Nq, d]
             const T *dO_hbm,      // [B, H, Nq, d]
             const float *LSE_hbm, // [B, H, Nq]
-            float *minus_LSE,     // [B, H, pitch], in its unit
-            float *minus_D,       // [B, H, pitch]
+            float *numbers,       // [B, H, pitch / 32, 2, 32]: -LSE in its unit, -D
             float *sums,          // [B, H, pitch, D]
             shape s, int pitch) {
     constexpr int LanesOfRow = D / Chunk;
@@ -264,8 +279,8 @@ __global__ void __launch_bounds__(PrepareThreads)
     for (int bit = 1; bit < LanesOfRow; bit *= 2) sum += __shfl_xor_sync(~0u, sum, bit);
     if (c == 0) {
         float LSE = i < s.Nq ? LSE_hbm[row_hbm] : -INFINITY;
-        minus_LSE[row] = LSE == -INFINITY ? -INFINITY : -Unit<T> * LSE;
-        minus_D[row] = -sum;
+        numbers[first_number(row)] = LSE == -INFINITY ? -INFINITY : -Unit<T> * LSE;
+        numbers[first_number(row) + Apart] = -sum;
     }
     if constexpr (Clears)
         for (int half = 0; half < 2; half++) {
@@ -289,11 +304,10 @@ template <int D> attn_traffic prepare_traffic(const attn_problem *p, bool clears
 }
 
 template <class T, int D, bool Clears>
-void launch_prepare(const attn_problem *p, const attn_tensors *t, float *minus_LSE, float *minus_D,
-                    float *sums) {
+void launch_prepare(const attn_problem *p, const attn_tensors *t, float *numbers, float *sums) {
     unsigned grid = padded_rows(p) / (PrepareThreads / (D / Chunk));
     LAUNCH((prepare<T, D, Clears>), grid, PrepareThreads, 0, (const T *)t->O, (const T *)t->dO,
-           t->LSE, minus_LSE, minus_D, sums, shape_of(p), head_pitch(p));
+           t->LSE, numbers, sums, shape_of(p), head_pitch(p));
 }
 
 } // namespace step05::backward

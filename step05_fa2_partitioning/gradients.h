@@ -75,12 +75,11 @@ template <int D_, int KB, bool WithDQ_> struct plan : tiling<D_, KB> {
     // Bytes: of a tile of keys, of a tile of queries and of their two numbers each (-LSE and -D),
     // of P^T or dS^T; and where in shared memory they begin.
     static constexpr int KeyTile = t::Bc * D * Bytes, QueryTile = t::Br * D * Bytes;
-    static constexpr int Numbers = t::Br * sizeof(float), Square = t::Bc * t::Br * Bytes;
+    static constexpr int NumbersOfTile = 2 * t::Br * sizeof(float), Square = t::Bc * t::Br * Bytes;
     static constexpr uint32_t K = 0, V = K + KeyTile, Q = V + KeyTile;
     static constexpr uint32_t dO = Q + t::Stages * QueryTile;
-    static constexpr uint32_t MinusLSE = dO + t::Stages * QueryTile;
-    static constexpr uint32_t MinusD = MinusLSE + t::Stages * Numbers;
-    static constexpr uint32_t dS = MinusD + t::Stages * Numbers;
+    static constexpr uint32_t Numbers = dO + t::Stages * QueryTile;
+    static constexpr uint32_t dS = Numbers + t::Stages * NumbersOfTile;
     static constexpr uint32_t P = dS + (InRegisters && !WithDQ ? 0 : Places * Square);
     static constexpr int Smem = P + (InRegisters ? 0 : Places * Square);
 };
@@ -152,6 +151,11 @@ __host__ __device__ inline int first_query(const shape &s, int Br, int j0) {
     return s.causal && i > 0 ? i / Br * Br : 0;
 }
 
+// The first query from which on all see key j and those before it.
+__device__ inline int first_unmasked(const shape &s, int j) {
+    return j >= s.Nk ? INT_MAX : s.causal ? j + s.Nq - s.Nk : 0;
+}
+
 // One of the tiles of queries that see some of a block's keys: of all heads of their group, one
 // head after the other.
 struct tile_of_queries {
@@ -167,16 +171,17 @@ struct tile_of_queries {
 // Starts copying such a tile: its rows of Q and dO, and their two numbers each.
 template <class T, class Plan>
 __device__ inline void copy_queries(const tile_of_queries &at, int stage, const T *Q_hbm,
-                                    const T *dO_hbm, const float *minus_LSE, const float *minus_D,
-                                    const shape &s, int pitch) {
+                                    const T *dO_hbm, const float *numbers, const shape &s,
+                                    int pitch) {
     constexpr int D = Plan::D, Br = Plan::Br, Threads = Plan::Threads;
-    size_t row = (size_t)at.head * s.Nq + at.i, sum = (size_t)at.head * pitch + at.i;
-    int rows = s.Nq - at.i, n = 4 * threadIdx.x;
-    uint32_t tile = stage * Plan::QueryTile, of_row = stage * Plan::Numbers + n * sizeof(float);
-    start_copy<T, Br, D, Threads>(Plan::Q + tile, Q_hbm + row * s.d, rows, s.d);
-    start_copy<T, Br, D, Threads>(Plan::dO + tile, dO_hbm + row * s.d, rows, s.d);
-    if (n < Br) cp_async_16(smem + Plan::MinusLSE + of_row, minus_LSE + sum + n);
-    if (n < Br) cp_async_16(smem + Plan::MinusD + of_row, minus_D + sum + n);
+    unsigned row = at.head * s.Nq + at.i, padded = at.head * pitch + at.i;
+    int rows = s.Nq - at.i;
+    unsigned n = 4 * threadIdx.x;
+    uint32_t tile = stage * Plan::QueryTile;
+    uint32_t of_rows = Plan::Numbers + stage * Plan::NumbersOfTile + n * sizeof(float);
+    start_copy<T, Br, D, Threads>(Plan::Q + tile, Q_hbm + (size_t)row * (unsigned)s.d, rows, s.d);
+    start_copy<T, Br, D, Threads>(Plan::dO + tile, dO_hbm + (size_t)row * (unsigned)s.d, rows, s.d);
+    if (n < 2 * Br) cp_async_16(smem + of_rows, &numbers[2 * padded + n]);
 }
 
 // The sums of a block to HBM, by way of shared memory: a warp has them from (key, column) on.
@@ -196,15 +201,14 @@ __device__ inline void store_gradients(T *dK_hbm, T *dV_hbm, const float (&dK)[B
 // grid: B * Hkv * ceil(Nk / Bc) tiles of keys
 template <class T, class Plan>
 __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
-    gradients(const T *Q_hbm,         // [B, H, Nq, d]
-              const T *K_hbm,         // [B, Hkv, Nk, d]
-              const T *V_hbm,         // [B, Hkv, Nk, d]
-              const T *dO_hbm,        // [B, H, Nq, d]
-              const float *minus_LSE, // [B, H, pitch], in its unit
-              const float *minus_D,   // [B, H, pitch]
-              float *dQ_sums,         // [B, H, pitch, D], each tile in the order of its fragments
-              T *dK_hbm,              // [B, Hkv, Nk, d]
-              T *dV_hbm,              // [B, Hkv, Nk, d]
+    gradients(const T *Q_hbm,       // [B, H, Nq, d]
+              const T *K_hbm,       // [B, Hkv, Nk, d]
+              const T *V_hbm,       // [B, Hkv, Nk, d]
+              const T *dO_hbm,      // [B, H, Nq, d]
+              const float *numbers, // [B, H, pitch / 32, 2, 32]: -LSE in its unit, -D
+              float *dQ_sums,       // [B, H, pitch, D], each tile in the order of its fragments
+              T *dK_hbm,            // [B, Hkv, Nk, d]
+              T *dV_hbm,            // [B, Hkv, Nk, d]
               shape s, int pitch) {
     constexpr int D = Plan::D, Br = Plan::Br, Bc = Plan::Bc, Threads = Plan::Threads;
     constexpr int Blocks = Plan::Keys / 16, Tiles = Plan::Queries / 8; // of the warp's S^T
@@ -221,7 +225,7 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
     int first = first_query(s, Br, j0), turns = (s.Nq - first + Br - 1) / Br * group(s);
     tile_of_queries next = {kv * group(s), first}, now = next; // to be copied, to be worked on
     auto copy_next = [&](int stage) {
-        copy_queries<T, Plan>(next, stage, Q_hbm, dO_hbm, minus_LSE, minus_D, s, pitch);
+        copy_queries<T, Plan>(next, stage, Q_hbm, dO_hbm, numbers, s, pitch);
         next.advance(Br, first, s.Nq);
     };
     start_copy<T, Bc, D, Threads>(Plan::K, K_hbm + row_of_K * s.d, s.Nk - j0, s.d);
@@ -242,11 +246,12 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
     const uint32_t Q_right = crossed<D>(Plan::Q, query, 0);
     const uint32_t Q_down = straight<D>(Plan::Q, 0, column);
     const uint32_t K_down = straight<D>(Plan::K, 0, Plan::dQ_column());
-    const uint32_t dS_own = own<Br>(Plan::dS, key, query);
+    const uint32_t dS_own = to_put<Br>(Plan::dS, key, query);
     const uint32_t dS_left = straight<Br>(Plan::dS, key, 0);
     const uint32_t dS_down = crossed<Br>(Plan::dS, 0, Plan::dQ_row());
     constexpr uint32_t From_Q_to_dO = Plan::dO - Plan::Q, From_dS_to_P = Plan::P - Plan::dS;
     float c = s.scale * Unit<T>;
+    int unmasked = first_unmasked(s, j0 + key + Plan::Keys - 1) - query; // in a tile from here on
     int stage = 0, place = 0; // of this turn's Q and dO; of its P^T and dS^T
     for (int turn = 0; turn < turns; turn++) {
         if (!OneBarrier) {
@@ -255,17 +260,16 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
             if (turn + 1 < turns) copy_next(stage ^ 1);
         }
         uint32_t tile = stage * Plan::QueryTile, square = place * Plan::Square;
-        const float *of_row =
-            (const float *)(smem + Plan::MinusLSE + stage * Plan::Numbers) + query + 2 * t;
+        const float *of_row = (const float *)(smem + Plan::Numbers + stage * Plan::NumbersOfTile) +
+                              first_number(query) + 2 * t;
 
         //> squares
         float S[Blocks][Tiles][4] = {}, dP[Blocks][Tiles][4]; // of the transposes
         multiply<T, D / 16>(
             S, [&](int r, int k) { return load<D>(K_left, r, k); },
             [&](int k, int n) { return load<D>(Q_right + tile, n, k); });
-        if (!visible(s, now.i + query, j0 + key + Plan::Keys - 1))
-            mask<true>(S, s, now.i + query, j0 + key);
-        start_from(dP, of_row + Plan::Stages * Br);
+        if (now.i < unmasked) mask<true>(S, s, now.i + query, j0 + key);
+        start_from(dP, of_row + Apart);
         multiply<T, D / 16>(
             dP, [&](int r, int k) { return load<D>(V_left, r, k); },
             [&](int k, int n) { return load<D>(Q_right + From_Q_to_dO + tile, n, k); });
@@ -309,7 +313,7 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
             multiply<T, Bc / 16>(
                 dQ, [&](int r, int k) { return load_transposed<Br>(dS_down + square, k, r); },
                 [&](int k, int n) { return load_transposed<D>(K_down, k, n); });
-            add_fragments<Threads>(dQ_sums + ((size_t)now.head * pitch + now.i) * D, dQ);
+            add_fragments<Threads>(dQ_sums + (size_t)(unsigned)(now.head * pitch + now.i) * D, dQ);
         }
         if (!InRegisters) add_to_dK();
         //< sums
@@ -338,14 +342,14 @@ template <bool WithDQ, class Use> void with_plan(const attn_problem *p, Use use)
 }
 
 template <class T, class Plan>
-void launch_gradients(const attn_problem *p, const attn_tensors *t, const float *minus_LSE,
-                      const float *minus_D, float *dQ_sums) {
+void launch_gradients(const attn_problem *p, const attn_tensors *t, const float *numbers,
+                      float *dQ_sums) {
     unsigned grid = p->batch * p->kv_heads * ceil_div(p->seqlen_k, Plan::Bc);
     cudaFuncSetAttribute(gradients<T, Plan>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          Plan::Smem);
     LAUNCH((gradients<T, Plan>), grid, Plan::Threads, Plan::Smem, (const T *)t->Q, (const T *)t->K,
-           (const T *)t->V, (const T *)t->dO, minus_LSE, minus_D, dQ_sums, (T *)t->dK, (T *)t->dV,
-           shape_of(p), head_pitch(p));
+           (const T *)t->V, (const T *)t->dO, numbers, dQ_sums, (T *)t->dK, (T *)t->dV, shape_of(p),
+           head_pitch(p));
 }
 
 // K, V, dK and dV move once; Q, dO and the rows' two numbers once for each tile of keys, as far as

@@ -25,12 +25,11 @@ namespace step05::backward {
 // grid: B * Hkv * ceil(Nk / Bc) tiles of keys
 template <class T, class Plan>
 __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
-    gradients_rows(const T *Q_hbm,         // [B, H, Nq, d]
-                   const T *K_hbm,         // [B, Hkv, Nk, d]
-                   const T *V_hbm,         // [B, Hkv, Nk, d]
-                   const T *dO_hbm,        // [B, H, Nq, d]
-                   const float *minus_LSE, // [B, H, pitch], in its unit
-                   const float *minus_D,   // [B, H, pitch]
+    gradients_rows(const T *Q_hbm,       // [B, H, Nq, d]
+                   const T *K_hbm,       // [B, Hkv, Nk, d]
+                   const T *V_hbm,       // [B, Hkv, Nk, d]
+                   const T *dO_hbm,      // [B, H, Nq, d]
+                   const float *numbers, // [B, H, pitch / 32, 2, 32]: -LSE in its unit, -D
                    float *dQ_sums, // [B, H, pitch, D], each tile in the order of its fragments
                    T *dK_hbm,      // [B, Hkv, Nk, d]
                    T *dV_hbm,      // [B, Hkv, Nk, d]
@@ -49,7 +48,7 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
     int first = first_query(s, Br, j0), turns = (s.Nq - first + Br - 1) / Br * group(s);
     tile_of_queries next = {kv * group(s), first}, now = next; // to be copied, to be worked on
     auto copy_next = [&](int stage) {
-        copy_queries<T, Plan>(next, stage, Q_hbm, dO_hbm, minus_LSE, minus_D, s, pitch);
+        copy_queries<T, Plan>(next, stage, Q_hbm, dO_hbm, numbers, s, pitch);
         next.advance(Br, first, s.Nq);
     };
     start_copy<T, Bc, D, Threads>(Plan::K, K_hbm + row_of_K * s.d, s.Nk - j0, s.d);
@@ -69,27 +68,25 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
     const uint32_t K_right = crossed<D>(Plan::K, key, 0);
     const uint32_t Q_down = straight<D>(Plan::Q, 0, column);
     const uint32_t K_down = straight<D>(Plan::K, 0, Plan::dQ_column());
-    const uint32_t dS_own = own<Bc>(Plan::dS, query, key);
+    const uint32_t dS_own = to_put<Bc>(Plan::dS, query, key);
     const uint32_t dS_down = crossed<Bc>(Plan::dS, 0, key);
     const uint32_t dS_left = straight<Bc>(Plan::dS, Plan::dQ_row(), 0);
     constexpr uint32_t From_Q_to_dO = Plan::dO - Plan::Q, From_dS_to_P = Plan::P - Plan::dS;
     constexpr uint32_t From_K_to_V = Plan::V - Plan::K;
     float c = s.scale * Unit<T>;
-    // The warp's queries see all of its keys if they are in a tile that begins here or later.
-    int last = j0 + key + Plan::Keys - 1;
-    int unmasked = last >= s.Nk ? s.Nq : s.causal ? last + s.Nq - s.Nk - query : 0;
+    int unmasked = first_unmasked(s, j0 + key + Plan::Keys - 1) - query; // in a tile from here on
     int stage = 0, place = 0; // of this turn's Q and dO; of its P and dS
     for (int turn = 0; turn < turns; turn++) {
         uint32_t tile = stage * Plan::QueryTile, square = place * Plan::Square;
-        const float *of_row =
-            (const float *)(smem + Plan::MinusLSE + stage * Plan::Numbers) + query + g;
+        const float *of_row = (const float *)(smem + Plan::Numbers + stage * Plan::NumbersOfTile) +
+                              first_number(query) + g;
         float LSE[Blocks][2], D_row[Blocks][2]; // both negative
 #pragma unroll
         for (int b = 0; b < Blocks; b++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 LSE[b][half] = of_row[16 * b + 8 * half];
-                D_row[b][half] = of_row[Plan::Stages * Br + 16 * b + 8 * half];
+                D_row[b][half] = of_row[Apart + 16 * b + 8 * half];
             }
 
         //> rows
@@ -123,7 +120,7 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
             multiply<T, Bc / 16>(
                 dQ, [&](int r, int k) { return load<Bc>(dS_left + square, r, k); },
                 [&](int k, int n) { return load_transposed<D>(K_down, k, n); });
-            add_fragments<Threads>(dQ_sums + ((size_t)now.head * pitch + now.i) * D, dQ);
+            add_fragments<Threads>(dQ_sums + (size_t)(unsigned)(now.head * pitch + now.i) * D, dQ);
         }
         multiply<T, Br / 16>(
             dK, [&](int r, int k) { return load_transposed<Bc>(dS_down + square, k, r); },
@@ -139,23 +136,21 @@ __global__ void __launch_bounds__(Plan::Threads, Plan::BlocksPerSM)
 
 // ---- the host's side ----------------------------------------------------------------------------
 
-// Which plans take this kernel. With `false` all take that of gradients.h, to compare the two.
-constexpr bool RowsAt128 = true;
-template <class Plan>
-constexpr bool ByRows = RowsAt128 &&Plan::D == 128 && Plan::Bc == 128 && Plan::OneBarrier;
+// Which plans take this kernel: d = 128, where a block has shared memory for three stages.
+template <class Plan> constexpr bool ByRows = Plan::D == 128 && Plan::Bc == 128 && Plan::OneBarrier;
 
 template <class T, class Plan>
-void launch_dK_dV(const attn_problem *p, const attn_tensors *t, const float *minus_LSE,
-                  const float *minus_D, float *dQ_sums) {
+void launch_dK_dV(const attn_problem *p, const attn_tensors *t, const float *numbers,
+                  float *dQ_sums) {
     if constexpr (!ByRows<Plan>) {
-        launch_gradients<T, Plan>(p, t, minus_LSE, minus_D, dQ_sums);
+        launch_gradients<T, Plan>(p, t, numbers, dQ_sums);
     } else {
         unsigned grid = p->batch * p->kv_heads * ceil_div(p->seqlen_k, Plan::Bc);
         cudaFuncSetAttribute(gradients_rows<T, Plan>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              Plan::Smem);
         LAUNCH((gradients_rows<T, Plan>), grid, Plan::Threads, Plan::Smem, (const T *)t->Q,
-               (const T *)t->K, (const T *)t->V, (const T *)t->dO, minus_LSE, minus_D, dQ_sums,
-               (T *)t->dK, (T *)t->dV, shape_of(p), head_pitch(p));
+               (const T *)t->K, (const T *)t->V, (const T *)t->dO, numbers, dQ_sums, (T *)t->dK,
+               (T *)t->dV, shape_of(p), head_pitch(p));
     }
 }
 

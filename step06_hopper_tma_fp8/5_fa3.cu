@@ -54,7 +54,8 @@ template <class Tiling> struct memory { // what lies in a block's shared memory
     static constexpr int Q_bytes = Tiling::Br * Tiling::D * 2, K_bytes = Tiling::Bc * Tiling::D * 2;
     unsigned char Q[Tiling::QStages][Q_bytes]; // and then O
     unsigned char K[Stages][K_bytes], V[Stages][K_bytes];
-    int tile[Tiling::QStages]; // whose Q it is
+    task
+        todo[Tiling::QStages]; // what is to be done with this Q; of head -1: nothing, it is the end
     // mbarriers. A buffer for Q is free again when its O has been stored.
     uint64_t Q_full[Tiling::QStages], O_full[Tiling::QStages], O_stored[Tiling::QStages];
     uint64_t K_full[Stages], K_empty[Stages], V_full[Stages], V_empty[Stages];
@@ -85,7 +86,7 @@ template <unsigned Count> __device__ static int parity_of(unsigned n) { return n
 // first: with a causal mask the last see most keys.
 struct schedule {
     int tiles, heads, group; // tiles of a head; B * H; heads of a group
-    int *next;               // [1] how many blocks have asked for another tile; NULL: not needed
+    unsigned *next;          // [1] how often a block has asked for another tile; NULL: not needed
 };
 
 template <class Tiling>
@@ -97,15 +98,20 @@ __device__ static task task_of(const shape &s, const schedule &order, int tile) 
     return {bh, (int)kv_head(s, bh), i0, keys_seen(s, i0 + Tiling::Br)};
 }
 
-// A block begins with tile blockIdx.x.
-__device__ static int tile_after(const schedule &order, int tile) {
-    return (int)gridDim.x + (order.next ? atomicAdd(order.next, 1) : tile);
+// Keys are taken tile by tile, from the last that a query sees to the first; -1: none sees any.
+template <class Tiling> __device__ static int last_tile(const task &t) {
+    return (t.keys + Tiling::Bc - 1) / Tiling::Bc - 1;
 }
 
-__global__ void nobody_has_asked(int *next) { *next = 0; }
+// A block begins with tile blockIdx.x. Each tile asks once for another, and atomicInc counts from 0
+// on when all have: so the next launch finds 0, and nobody has to set it.
+__device__ static int tile_after(const schedule &order, int tile) {
+    unsigned last = order.tiles * order.heads - 1;
+    return (int)(gridDim.x + (order.next ? atomicInc(order.next, last) : tile));
+}
 //< tile-order
 
-// ---- the producer, one thread -------------------------------------------------------------------
+// ---- the producers, two threads -----------------------------------------------------------------
 
 template <class Tiling>
 __device__ static void load_K(memory<Tiling> &x, const CUtensorMap &map, unsigned n, int j,
@@ -124,46 +130,51 @@ __device__ static void load_V(memory<Tiling> &x, const CUtensorMap &map, unsigne
 }
 
 //> produce
-// In the order in which the consumers ask: K of a tile comes before V of the tile before.
+// The first decides what the block does next, and copies Q and K. K of the next tile of queries can
+// be on its way before V of this one's last keys is: so V has a thread of its own.
 template <class Tiling>
-__device__ static void produce(memory<Tiling> &x, const CUtensorMap &Q_map,
-                               const CUtensorMap &K_map, const CUtensorMap &V_map, const shape &s,
-                               const schedule &order) {
-    unsigned nq = 0, nk = 0; // tiles of Q, and of K and V, so far
-    for (int tile = blockIdx.x;; nq++) {
+__device__ static void produce_QK(memory<Tiling> &x, const CUtensorMap &Q_map,
+                                  const CUtensorMap &K_map, const shape &s, const schedule &order) {
+    int tile = blockIdx.x, all = order.tiles * order.heads;
+    for (unsigned nq = 0, nk = 0;; nq++) { // tiles of Q, and of K, so far
         unsigned stage = nq % Tiling::QStages;
-        bool more = tile < order.tiles * order.heads;
-        task t = more ? task_of<Tiling>(s, order, tile) : task{};
-        int j = (t.keys + Tiling::Bc - 1) / Tiling::Bc - 1;
-        if (j >= 0) load_K(x, K_map, nk, j, t.head);
         mbarrier_wait(&x.O_stored[stage], parity_of<Tiling::QStages>(nq) ^ 1);
-        x.tile[stage] = tile; // comes with its Q
-        if (!more) break;
+        task t = tile < all ? task_of<Tiling>(s, order, tile) : task{-1};
+        x.todo[stage] = t;
+        if (t.bh < 0) { // the end: no Q comes
+            mbarrier_arrive(&x.Q_full[stage]);
+            return;
+        }
         load_tile<Tiling::Br, Tiling::D>(x.Q[stage], &Q_map, &x.Q_full[stage], t.i0, t.bh);
         tile = tile_after(order, tile);
-        for (; j >= 0; j--, nk++) {
-            if (j > 0) load_K(x, K_map, nk + 1, j - 1, t.head);
-            load_V(x, V_map, nk, j, t.head);
-        }
+        for (int j = last_tile<Tiling>(t); j >= 0; j--) load_K(x, K_map, nk++, j, t.head);
     }
-    mbarrier_arrive(&x.Q_full[nq % Tiling::QStages]); // a number behind the last, without a Q
+}
+
+template <class Tiling>
+__device__ static void produce_V(memory<Tiling> &x, const CUtensorMap &V_map) {
+    for (unsigned nq = 0, nk = 0;; nq++) {
+        unsigned stage = nq % Tiling::QStages;
+        mbarrier_wait(&x.Q_full[stage], parity_of<Tiling::QStages>(nq));
+        task t = x.todo[stage];
+        if (t.bh < 0) return;
+        for (int j = last_tile<Tiling>(t); j >= 0; j--) load_V(x, V_map, nk++, j, t.head);
+    }
 }
 //< produce
 
 // ---- the storer, one thread ---------------------------------------------------------------------
 
 template <class Tiling>
-__device__ static void store_all(memory<Tiling> &x, const CUtensorMap &O_map, const shape &s,
-                                 const schedule &order) {
+__device__ static void store_all(memory<Tiling> &x, const CUtensorMap &O_map, int d) {
     //> store
     for (unsigned nq = 0;; nq++) {
         unsigned stage = nq % Tiling::QStages, parity = parity_of<Tiling::QStages>(nq);
         mbarrier_wait(&x.Q_full[stage], parity);
-        int tile = x.tile[stage];
-        if (tile >= order.tiles * order.heads) return;
-        task t = task_of<Tiling>(s, order, tile);
+        task t = x.todo[stage];
+        if (t.bh < 0) return;
         mbarrier_wait(&x.O_full[stage], parity);
-        for (int p = 0; p * Panel < s.d; p++) // no panel that is only padding
+        for (int p = 0; p * Panel < d; p++) // no panel that is only padding
             tma_store_3d(&O_map, x.Q[stage] + p * Tiling::Br * PanelRow, p * Panel, t.i0, t.bh);
         tma_store_commit();
         tma_store_wait_read<0>();
@@ -289,16 +300,14 @@ __device__ static void leave(state<Tiling> &a, unsigned char *O_smem, float *LSE
 
 // All warpgroups have as many turns.
 template <class T, class Tiling>
-__device__ static void consume(memory<Tiling> &x, float *LSE_hbm, const shape &s,
-                               const schedule &order, int consumer) {
+__device__ static void consume(memory<Tiling> &x, float *LSE_hbm, const shape &s, int consumer) {
     const int first = consumer * Rows;
     if (consumer == Tiling::Consumers - 1) hand_over<Tiling>(consumer); // 0 has the first turn
     for (unsigned nq = 0, nk = 0;; nq++) { // tiles of Q, and of K and V, so far
         unsigned stage = nq % Tiling::QStages;
         mbarrier_wait(&x.Q_full[stage], parity_of<Tiling::QStages>(nq));
-        int tile = x.tile[stage];
-        if (tile >= order.tiles * order.heads) break;
-        task t = task_of<Tiling>(s, order, tile);
+        task t = x.todo[stage];
+        if (t.bh < 0) break;
         uint64_t Q = wgmma_k_major(x.Q[stage] + first * PanelRow);
         int i = t.i0 + first + row_of_thread();
         state<Tiling> a;
@@ -307,7 +316,7 @@ __device__ static void consume(memory<Tiling> &x, float *LSE_hbm, const shape &s
         if (t.keys > 0) {
             // All rows of the warpgroup see the first so many tiles of keys whole.
             int whole = keys_seen(s, t.i0 + first + 1) / Tiling::Bc;
-            int j = (t.keys - 1) / Tiling::Bc;
+            int j = last_tile<Tiling>(t);
             begin<T>(a, x, Q, nk++, s, i, j--);
             for (; j >= whole; j--) attend<T, Tiling, true>(a, x, Q, nk++, s, i, j, consumer);
             for (; j >= 0; j--) attend<T, Tiling, false>(a, x, Q, nk++, s, i, j, consumer);
@@ -340,11 +349,12 @@ __global__ void __launch_bounds__(Tiling::Threads, 1)
     int warp = __shfl_sync(~0u, threadIdx.x / Lanes, 0), warpgroup = warp / 4;
     if (warpgroup == 0) {
         setmaxnreg_dec<Tiling::ProducerRegisters>();
-        if (warp == 0 && elect_one()) produce(x, Q_map, K_map, V_map, s, order);
-        if (warp == 1 && elect_one()) store_all(x, O_map, s, order);
+        if (warp == 0 && elect_one()) produce_QK(x, Q_map, K_map, s, order);
+        if (warp == 1 && elect_one()) produce_V(x, V_map);
+        if (warp == 2 && elect_one()) store_all(x, O_map, s.d);
     } else {
         setmaxnreg_inc<Tiling::ConsumerRegisters>();
-        consume<T>(x, LSE_hbm, s, order, warpgroup - 1);
+        consume<T>(x, LSE_hbm, s, warpgroup - 1);
     }
 }
 
@@ -362,21 +372,22 @@ template <class F> static auto with_tiling(const attn_problem *p, F f) {
                       : f(tiling<256, false>());
 }
 
-// As many heads as K and V of which take 256 KB of L2 for each multiprocessor: of an H200's 60 MB
-// that is a little more than half. At least those heads that share one K and V. Without a mask one
-// head at a time is best.
+// How many heads' tiles are taken together: as many as K and V of which are about L2, 512 KB for
+// each multiprocessor; but no more than 16, or 64 where d is small, or blocks that all begin with
+// the last rows of a head of their own wait for HBM together. Heads that share K and V always are.
+// Without a mask one head at a time is best.
 static int heads_of_group(const attn_problem *p) {
-    uint64_t share = (uint64_t)p->sm_count << 18, KV = 2 * 2 * (uint64_t)p->seqlen_k * p->head_dim;
-    uint64_t kv_heads = share > KV ? share / KV : 1, all = (uint64_t)p->batch * p->heads;
-    uint64_t heads = kv_heads * (p->heads / p->kv_heads);
+    uint64_t L2 = (uint64_t)p->sm_count << 19, KV = 2 * 2 * (uint64_t)p->seqlen_k * p->head_dim;
+    uint64_t sharing = p->heads / p->kv_heads, most = (p->head_dim > 64 ? 16 : 64) / sharing;
+    uint64_t kv_heads = L2 / KV < most ? L2 / KV : most, all = (uint64_t)p->batch * p->heads;
+    uint64_t heads = (kv_heads > 1 ? kv_heads : 1) * sharing;
     return !p->causal ? 1 : (int)(heads < all ? heads : all);
 }
 
 template <class T, class Tiling> static void launch(const attn_problem *p, const attn_tensors *x) {
     const int heads = p->batch * p->heads, kv_heads = p->batch * p->kv_heads, d = p->head_dim;
     const int tiles = (int)ceil_div(p->seqlen_q, Tiling::Br), bytes = sizeof(memory<Tiling>);
-    schedule order = {tiles, heads, heads_of_group(p), (int *)x->buffer[0]};
-    if (order.next) LAUNCH(nobody_has_asked, 1, 1, 0, order.next);
+    schedule order = {tiles, heads, heads_of_group(p), (unsigned *)x->buffer[0]};
     cudaFuncSetAttribute(fa3<T, Tiling>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     LAUNCH((fa3<T, Tiling>), min(p->sm_count, tiles * heads), Tiling::Threads, bytes,
            map_of(x->Q, heads, p->seqlen_q, d, Tiling::Br),
@@ -393,7 +404,7 @@ static void forward(const attn_problem *p, const attn_tensors *x) {
 }
 
 static int buffers(const attn_problem *p, attn_buffer out[ATTN_MAX_BUFFERS]) {
-    out[0] = {.name = "next tile", .bytes = sizeof(int), .passes = ATTN_FORWARD};
+    out[0] = {.name = "tiles asked for", .bytes = 4, .passes = ATTN_FORWARD, .zeroed = true};
     return p->causal; // one, or none
 }
 
@@ -409,8 +420,7 @@ static void describe(const attn_problem *p, unsigned, char *text, size_t size) {
     });
 }
 
-// O leaves by TMA, as much of each panel as O has. The counter is set once, and asked once after
-// each tile.
+// O leaves by TMA, as much of each panel as O has. The counter is asked once after each tile.
 template <class Tiling> static attn_traffic traffic(const attn_problem *p) {
     attn_traffic sum = forward_traffic(p, Tiling::Br, Tiling::Bc, Tiling::D, 0);
     const int heads = p->batch * p->heads, Br = Tiling::Br;
@@ -421,7 +431,7 @@ template <class Tiling> static attn_traffic traffic(const attn_problem *p) {
                 const int at[] = {column, i0, bh};
                 sum.tma_store += tma_store_bytes(&box, at);
             }
-    if (p->causal) sum.store += SECTOR, sum.atomic = heads * ceil_div(p->seqlen_q, Br) * SECTOR;
+    if (p->causal) sum.atomic = heads * ceil_div(p->seqlen_q, Br) * SECTOR;
     return sum;
 }
 

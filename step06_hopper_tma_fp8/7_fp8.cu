@@ -100,16 +100,14 @@ __device__ static void end(state<Tiling> &a, memory<Tiling> &x, unsigned n) {
 
 // All warpgroups have as many turns.
 template <class Tiling>
-__device__ static void consume(memory<Tiling> &x, float *LSE_hbm, const shape &s,
-                               const schedule &order, int consumer) {
+__device__ static void consume(memory<Tiling> &x, float *LSE_hbm, const shape &s, int consumer) {
     const int first = consumer * Rows;
     if (consumer == Tiling::Consumers - 1) hand_over<Tiling>(consumer); // 0 has the first turn
     for (unsigned nq = 0, nk = 0;; nq++) { // tiles of Q, and of K and V, so far
         unsigned stage = nq % Tiling::QStages;
         mbarrier_wait(&x.Q_full[stage], parity_of<Tiling::QStages>(nq));
-        int tile = x.tile[stage];
-        if (tile >= order.tiles * order.heads) break;
-        task t = task_of<Tiling>(s, order, tile);
+        task t = x.todo[stage];
+        if (t.bh < 0) break;
         uint64_t Q = operand<Tiling::D>(x.Q[stage] + first * panel_of(Tiling::D));
         int i = t.i0 + first + row_of_thread();
         state<Tiling> a;
@@ -119,7 +117,7 @@ __device__ static void consume(memory<Tiling> &x, float *LSE_hbm, const shape &s
         if (t.keys > 0) {
             // All rows of the warpgroup see the first so many tiles of keys whole.
             int whole = keys_seen(s, t.i0 + first + 1) / Tiling::Bc;
-            int j = (t.keys - 1) / Tiling::Bc;
+            int j = last_tile<Tiling>(t);
             begin(a, x, Q, nk++, s, i, j--);
             for (; j >= whole; j--) attend<Tiling, true>(a, x, Q, nk++, s, i, j, consumer);
             for (; j >= 0; j--) attend<Tiling, false>(a, x, Q, nk++, s, i, j, consumer);
@@ -149,11 +147,13 @@ __global__ void __launch_bounds__(Tiling::Threads, 1)
     int warp = __shfl_sync(~0u, threadIdx.x / Lanes, 0), warpgroup = warp / 4;
     if (warpgroup == 0) {
         setmaxnreg_dec<Tiling::ProducerRegisters>();
-        if (warp == 0 && elect_one()) produce(x, {Q_map, K_map, V_map, scales}, s, order);
-        if (warp == 1 && elect_one()) store_all(x, O_map, s, order);
+        const sources from = {Q_map, K_map, V_map, scales};
+        if (warp == 0 && elect_one()) produce_QK(x, from, s, order);
+        if (warp == 1 && elect_one()) produce_V(x, from);
+        if (warp == 2 && elect_one()) store_all(x, O_map, s.d);
     } else {
         setmaxnreg_inc<Tiling::ConsumerRegisters>();
-        consume(x, LSE_hbm, s, order, warpgroup - 1);
+        consume(x, LSE_hbm, s, warpgroup - 1);
     }
 }
 
@@ -162,14 +162,11 @@ __global__ void __launch_bounds__(Tiling::Threads, 1)
 // The tiles, by d, the mask and the length: calls f with one of them. Keys that share a scale are a
 // tile, too. With a mask and few keys, much of a wide tile would be masked.
 template <bool Causal, class F> static auto choose_tiling(const attn_problem *p, F f) {
-    const bool blocks = p->fp8_scale == FP8_SCALE_BLOCK, few = p->seqlen_k <= 2048;
+    const bool blocks = p->fp8_scale == FP8_SCALE_BLOCK, few = p->seqlen_k <= 1024;
     if (p->head_dim <= 64) return f(tiling<64, Causal, 3, 128>());
     if (p->head_dim > 128) return f(tiling<256, Causal, 2, 128>());
     if (blocks || (Causal && few)) return f(tiling<128, Causal, 2, 128>());
-    if constexpr (Causal)
-        return f(tiling<128, true, 2, 192>());
-    else
-        return f(tiling<128, false, 3, 96>());
+    return f(tiling<128, Causal, 3, 96>());
 }
 template <class F> static auto with_tiling(const attn_problem *p, F f) {
     return p->causal ? choose_tiling<true>(p, f) : choose_tiling<false>(p, f);
@@ -179,8 +176,7 @@ template <class Tiling> static void launch(const attn_problem *p, const attn_ten
     const int heads = p->batch * p->heads, kv_heads = p->batch * p->kv_heads, d = p->head_dim;
     const int tiles = (int)ceil_div(p->seqlen_q, Tiling::Br), bytes = sizeof(memory<Tiling>);
     const int Br = Tiling::Br, Bc = Tiling::Bc, D = Tiling::D;
-    schedule order = {tiles, heads, heads_of_group(p), (int *)x->buffer[Next]};
-    (p->rotate ? prepass<true> : prepass<false>)(p, x, order.next);
+    schedule order = {tiles, heads, heads_of_group(p), (unsigned *)x->buffer[Next]};
     cudaFuncSetAttribute(fp8<Tiling>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     LAUNCH((fp8<Tiling>), min(p->sm_count, tiles * heads), Tiling::Threads, bytes,
            map_of_bytes(x->buffer[Q8], heads, p->seqlen_q, d, Br, panel_of(D)),
@@ -189,8 +185,13 @@ template <class Tiling> static void launch(const attn_problem *p, const attn_ten
            map_of(x->O, heads, p->seqlen_q, d, Br), scalings_of(p, x), x->LSE, shape_of(p), order);
 }
 
-static void forward(const attn_problem *p, const attn_tensors *x) {
+static void attention(const attn_problem *p, const attn_tensors *x) {
     with_tiling(p, [=](auto t) { launch<decltype(t)>(p, x); });
+}
+
+static void forward(const attn_problem *p, const attn_tensors *x) {
+    prepass(p, x);
+    attention(p, x);
 }
 
 static bool supports(const attn_problem *p, unsigned, char *why, size_t why_size) {
@@ -220,6 +221,7 @@ static const attn_kernel kernel = {
     .describe = describe,
     .buffers = buffers,
     .forward = forward,
+    .attention = attention,
     .model = model,
 };
 ATTN_REGISTER(kernel);

@@ -32,7 +32,8 @@ constexpr float Largest = 448;                   // of e4m3
 
 // What the way back needs besides. As in rung 6.
 template <class Tiling> struct memory_with_verdicts : memory<Tiling> {
-    bool exact[Tiling::QStages]; // the tile has failed before
+    int tile[Tiling::QStages];   // the number of the tile
+    bool exact[Tiling::QStages]; // it has failed before
     int failed[Tiling::QStages]; // and now?
 };
 
@@ -149,41 +150,38 @@ __device__ static int which_tile(memory_with_verdicts<Tiling> &x, unsigned nq, u
 }
 
 template <class Tiling>
-__device__ static void produce_all(memory_with_verdicts<Tiling> &x, const sources &from,
-                                   const shape &s, const schedule &order) {
-    unsigned nq = 0, nk = 0, judged = 0; // tiles of Q, of K and V, and of O, so far
+__device__ static void produce_all_QK(memory_with_verdicts<Tiling> &x, const sources &from,
+                                      const shape &s, const schedule &order) {
+    unsigned nq = 0, nk = 0, judged = 0; // tiles of Q, of K, and of O, so far
     int next = blockIdx.x, all = order.tiles * order.heads;
     for (;; nq++) {
         unsigned stage = nq % Tiling::QStages;
         int tile = which_tile(x, nq, judged, next < all ? next : -1);
         x.exact[stage] = tile != next;
-        x.tile[stage] = tile; // comes with its Q
+        x.tile[stage] = tile;
         x.failed[stage] = 0;
-        if (tile < 0) break;
-        task t = task_of<Tiling>(s, order, tile);
-        int j = (t.keys + Tiling::Bc - 1) / Tiling::Bc - 1;
-        if (j >= 0) load_K(x, from, nk, j, t.head);
+        task t = tile < 0 ? task{-1} : task_of<Tiling>(s, order, tile);
+        x.todo[stage] = t;
+        if (t.bh < 0) { // the end: no Q comes
+            mbarrier_arrive(&x.Q_full[stage]);
+            return;
+        }
         load_Q(x, from, s, t, stage);
         if (tile == next) next = tile_after(order, tile);
-        for (; j >= 0; j--, nk++) {
-            if (j > 0) load_K(x, from, nk + 1, j - 1, t.head);
-            load_V(x, from, nk, j, t.head);
-        }
+        for (int j = last_tile<Tiling>(t); j >= 0; j--) load_K(x, from, nk++, j, t.head);
     }
-    mbarrier_arrive(&x.Q_full[nq % Tiling::QStages]); // a number behind the last, without a Q
 }
 
 template <class Tiling>
 __device__ static void store_good(memory_with_verdicts<Tiling> &x, const CUtensorMap &O_map,
-                                  const shape &s, const schedule &order) {
+                                  int d) {
     for (unsigned nq = 0;; nq++) {
         unsigned stage = nq % Tiling::QStages, parity = parity_of<Tiling::QStages>(nq);
         mbarrier_wait(&x.Q_full[stage], parity);
-        int tile = x.tile[stage];
-        if (tile < 0) return;
-        task t = task_of<Tiling>(s, order, tile);
+        task t = x.todo[stage];
+        if (t.bh < 0) return;
         mbarrier_wait(&x.O_full[stage], parity);
-        int columns = x.failed[stage] ? 0 : s.d;  // a tile that failed comes again
+        int columns = x.failed[stage] ? 0 : d;    // a tile that failed comes again
         for (int p = 0; p * Panel < columns; p++) // no panel that is only padding
             tma_store_3d(&O_map, x.O[stage] + p * Tiling::Br * PanelRow, p * Panel, t.i0, t.bh);
         tma_store_commit();
@@ -195,16 +193,15 @@ __device__ static void store_good(memory_with_verdicts<Tiling> &x, const CUtenso
 // All warpgroups have as many turns.
 template <class Tiling>
 __device__ static void consume(memory_with_verdicts<Tiling> &x, float *LSE_hbm, const shape &s,
-                               const schedule &order, int consumer) {
+                               int consumer) {
     const int first = consumer * Rows;
     if (consumer == Tiling::Consumers - 1) hand_over<Tiling>(consumer); // 0 has the first turn
     for (unsigned nq = 0, nk = 0;; nq++) { // tiles of Q, and of K and V, so far
         unsigned stage = nq % Tiling::QStages;
         mbarrier_wait(&x.Q_full[stage], parity_of<Tiling::QStages>(nq));
-        int tile = x.tile[stage];
-        if (tile < 0) break;
+        task t = x.todo[stage];
+        if (t.bh < 0) break;
         bool exact = x.exact[stage];
-        task t = task_of<Tiling>(s, order, tile);
         uint64_t Q = operand<Tiling::D>(x.Q[stage] + first * panel_of(Tiling::D));
         int i = t.i0 + first + row_of_thread();
         state<Tiling> a;
@@ -215,7 +212,7 @@ __device__ static void consume(memory_with_verdicts<Tiling> &x, float *LSE_hbm, 
             // All rows of the warpgroup see the first so many tiles of keys whole, and a key of the
             // tile after them.
             int whole = exact ? 0 : max(keys_seen(s, t.i0 + first + 1) - 1, 0) / Tiling::Bc;
-            int j = (t.keys - 1) / Tiling::Bc;
+            int j = last_tile<Tiling>(t);
             begin(a, x, Q, nk++, s, i, j--);
             for (; j >= whole; j--) attend<Tiling, true>(a, x, Q, nk++, s, i, j, consumer);
             for (; j >= 0; j--) attend<Tiling, false>(a, x, Q, nk++, s, i, j, consumer);
@@ -247,11 +244,13 @@ __global__ void __launch_bounds__(Tiling::Threads, 1)
     int warp = __shfl_sync(~0u, threadIdx.x / Lanes, 0), warpgroup = warp / 4;
     if (warpgroup == 0) {
         setmaxnreg_dec<Tiling::ProducerRegisters>();
-        if (warp == 0 && elect_one()) produce_all(x, {Q_map, K_map, V_map, scales}, s, order);
-        if (warp == 1 && elect_one()) store_good(x, O_map, s, order);
+        const sources from = {Q_map, K_map, V_map, scales};
+        if (warp == 0 && elect_one()) produce_all_QK(x, from, s, order);
+        if (warp == 1 && elect_one()) produce_V(x, from);
+        if (warp == 2 && elect_one()) store_good(x, O_map, s.d);
     } else {
         setmaxnreg_inc<Tiling::ConsumerRegisters>();
-        consume(x, LSE_hbm, s, order, warpgroup - 1);
+        consume(x, LSE_hbm, s, warpgroup - 1);
     }
 }
 
@@ -260,14 +259,11 @@ __global__ void __launch_bounds__(Tiling::Threads, 1)
 // The tiles, by d, the mask and the length: calls f with one of them. Keys that share a scale are a
 // tile, too. With a mask and few keys, much of a wide tile would be masked.
 template <bool Causal, class F> static auto choose_tiling(const attn_problem *p, F f) {
-    const bool blocks = p->fp8_scale == FP8_SCALE_BLOCK, few = p->seqlen_k <= 2048;
+    const bool blocks = p->fp8_scale == FP8_SCALE_BLOCK, few = p->seqlen_k <= 1024;
     if (p->head_dim <= 64) return f(tiling<64, Causal, 3, 128>());
     if (p->head_dim > 128) return f(tiling<256, Causal, 2, 128>());
     if (blocks || (Causal && few)) return f(tiling<128, Causal, 2, 128>());
-    if constexpr (Causal)
-        return f(tiling<128, true, 2, 192>());
-    else
-        return f(tiling<128, false, 3, 96>());
+    return f(tiling<128, Causal, 3, 96>());
 }
 template <class F> static auto with_tiling(const attn_problem *p, F f) {
     return p->causal ? choose_tiling<true>(p, f) : choose_tiling<false>(p, f);
@@ -278,8 +274,7 @@ template <class Tiling> static void launch(const attn_problem *p, const attn_ten
     const int tiles = (int)ceil_div(p->seqlen_q, Tiling::Br),
               bytes = sizeof(memory_with_verdicts<Tiling>);
     const int Br = Tiling::Br, Bc = Tiling::Bc, D = Tiling::D;
-    schedule order = {tiles, heads, heads_of_group(p), (int *)x->buffer[Next]};
-    (p->rotate ? prepass<true> : prepass<false>)(p, x, order.next);
+    schedule order = {tiles, heads, heads_of_group(p), (unsigned *)x->buffer[Next]};
     cudaFuncSetAttribute(fp8_optimistic<Tiling>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          bytes);
     LAUNCH((fp8_optimistic<Tiling>), min(p->sm_count, tiles * heads), Tiling::Threads, bytes,
@@ -289,8 +284,13 @@ template <class Tiling> static void launch(const attn_problem *p, const attn_ten
            map_of(x->O, heads, p->seqlen_q, d, Br), scalings_of(p, x), x->LSE, shape_of(p), order);
 }
 
-static void forward(const attn_problem *p, const attn_tensors *x) {
+static void attention(const attn_problem *p, const attn_tensors *x) {
     with_tiling(p, [=](auto t) { launch<decltype(t)>(p, x); });
+}
+
+static void forward(const attn_problem *p, const attn_tensors *x) {
+    prepass(p, x);
+    attention(p, x);
 }
 
 static bool supports(const attn_problem *p, unsigned, char *why, size_t why_size) {
@@ -321,6 +321,7 @@ static const attn_kernel kernel = {
     .describe = describe,
     .buffers = buffers,
     .forward = forward,
+    .attention = attention,
     .model = model,
 };
 ATTN_REGISTER(kernel);

@@ -31,7 +31,7 @@ template <class Tiling> struct memory {
     static constexpr int Q_bytes = Tiling::Br * Tiling::D, K_bytes = Tiling::Bc * Tiling::D;
     unsigned char Q[Tiling::QStages][Q_bytes], O[Tiling::QStages][Q_bytes * 2];
     unsigned char K[Stages][K_bytes], V[Stages][K_bytes];
-    int tile[Tiling::QStages];
+    task todo[Tiling::QStages];
     float Q_scale[Tiling::QStages][Tiling::Consumers]; // come with Q
     float K_scale[Stages], V_scale[Stages];            // come with K
     // mbarriers. A buffer for Q is free again when its O has been stored.
@@ -197,7 +197,7 @@ __device__ inline void to_operand(uint32_t (&P)[Bc / 32][4], const float (&S)[Bc
 // first: with a causal mask the last see most keys.
 struct schedule {
     int tiles, heads, group; // tiles of a head; B * H; heads of a group
-    int *next;               // [1] how many blocks have asked for another tile; NULL: not needed
+    unsigned *next;          // [1] how often a block has asked for another tile; NULL: not needed
 };
 
 template <class Tiling>
@@ -209,12 +209,19 @@ __device__ inline task task_of(const shape &s, const schedule &order, int tile) 
     return {bh, (int)kv_head(s, bh), i0, keys_seen(s, i0 + Tiling::Br)};
 }
 
-// A block begins with tile blockIdx.x.
-__device__ inline int tile_after(const schedule &order, int tile) {
-    return (int)gridDim.x + (order.next ? atomicAdd(order.next, 1) : tile);
+// Keys are taken tile by tile, from the last that a query sees to the first; -1: none sees any.
+template <class Tiling> __device__ inline int last_tile(const task &t) {
+    return (t.keys + Tiling::Bc - 1) / Tiling::Bc - 1;
 }
 
-// ---- the producer, one thread -------------------------------------------------------------------
+// A block begins with tile blockIdx.x. Each tile asks once for another, and atomicInc counts from 0
+// on when all have: so the next launch finds 0, and nobody has to set it.
+__device__ inline int tile_after(const schedule &order, int tile) {
+    unsigned last = order.tiles * order.heads - 1;
+    return (int)(gridDim.x + (order.next ? atomicInc(order.next, last) : tile));
+}
+
+// ---- the producers, a thread for Q and K, and one for V -----------------------------------------
 
 struct sources {
     const CUtensorMap &Q, &K, &V;
@@ -252,43 +259,46 @@ __device__ inline void load_Q(memory<Tiling> &x, const sources &from, const shap
     load_tile<Tiling::Br, Tiling::D>(x.Q[stage], &from.Q, &x.Q_full[stage], 0, t.i0, t.bh);
 }
 
-// In the order in which the consumers ask: K of a tile comes before V of the tile before.
 template <class Tiling>
-__device__ inline void produce(memory<Tiling> &x, const sources &from, const shape &s,
-                               const schedule &order) {
-    unsigned nq = 0, nk = 0; // tiles of Q, and of K and V, so far
-    for (int tile = blockIdx.x;; nq++) {
+__device__ inline void produce_QK(memory<Tiling> &x, const sources &from, const shape &s,
+                                  const schedule &order) {
+    int tile = blockIdx.x, all = order.tiles * order.heads;
+    for (unsigned nq = 0, nk = 0;; nq++) { // tiles of Q, and of K, so far
         unsigned stage = nq % Tiling::QStages;
-        bool more = tile < order.tiles * order.heads;
-        task t = more ? task_of<Tiling>(s, order, tile) : task{};
-        int j = (t.keys + Tiling::Bc - 1) / Tiling::Bc - 1;
-        if (j >= 0) load_K(x, from, nk, j, t.head);
         mbarrier_wait(&x.O_stored[stage], parity_of<Tiling::QStages>(nq) ^ 1);
-        x.tile[stage] = tile; // comes with its Q
-        if (!more) break;
+        task t = tile < all ? task_of<Tiling>(s, order, tile) : task{-1};
+        x.todo[stage] = t;
+        if (t.bh < 0) { // the end: no Q comes
+            mbarrier_arrive(&x.Q_full[stage]);
+            return;
+        }
         load_Q(x, from, s, t, stage);
         tile = tile_after(order, tile);
-        for (; j >= 0; j--, nk++) {
-            if (j > 0) load_K(x, from, nk + 1, j - 1, t.head);
-            load_V(x, from, nk, j, t.head);
-        }
+        for (int j = last_tile<Tiling>(t); j >= 0; j--) load_K(x, from, nk++, j, t.head);
     }
-    mbarrier_arrive(&x.Q_full[nq % Tiling::QStages]); // a number behind the last, without a Q
+}
+
+template <class Tiling> __device__ inline void produce_V(memory<Tiling> &x, const sources &from) {
+    for (unsigned nq = 0, nk = 0;; nq++) {
+        unsigned stage = nq % Tiling::QStages;
+        mbarrier_wait(&x.Q_full[stage], parity_of<Tiling::QStages>(nq));
+        task t = x.todo[stage];
+        if (t.bh < 0) return;
+        for (int j = last_tile<Tiling>(t); j >= 0; j--) load_V(x, from, nk++, j, t.head);
+    }
 }
 
 // ---- the storer, one thread ---------------------------------------------------------------------
 
 template <class Tiling>
-__device__ inline void store_all(memory<Tiling> &x, const CUtensorMap &O_map, const shape &s,
-                                 const schedule &order) {
+__device__ inline void store_all(memory<Tiling> &x, const CUtensorMap &O_map, int d) {
     for (unsigned nq = 0;; nq++) {
         unsigned stage = nq % Tiling::QStages, parity = parity_of<Tiling::QStages>(nq);
         mbarrier_wait(&x.Q_full[stage], parity);
-        int tile = x.tile[stage];
-        if (tile >= order.tiles * order.heads) return;
-        task t = task_of<Tiling>(s, order, tile);
+        task t = x.todo[stage];
+        if (t.bh < 0) return;
         mbarrier_wait(&x.O_full[stage], parity);
-        for (int p = 0; p * Panel < s.d; p++) // no panel that is only padding
+        for (int p = 0; p * Panel < d; p++) // no panel that is only padding
             tma_store_3d(&O_map, x.O[stage] + p * Tiling::Br * PanelRow, p * Panel, t.i0, t.bh);
         tma_store_commit();
         tma_store_wait_read<0>();
@@ -378,19 +388,21 @@ inline CUtensorMap map_of_bytes(const void *tensor, int heads, int rows, int col
     exit(3); // this machine cannot
 }
 
-// As many heads as K and V of which take 256 KB of L2 for each multiprocessor: of an H200's 60 MB
-// that is a little more than half. At least those heads that share one K and V. Without a mask one
-// head at a time is best.
+// How many heads' tiles are taken together: as many as K and V of which are about L2, 512 KB for
+// each multiprocessor; but no more than 16, or 64 where d is small, or blocks that all begin with
+// the last rows of a head of their own wait for HBM together. Heads that share K and V always are.
+// Without a mask one head at a time is best.
 inline int heads_of_group(const attn_problem *p) {
-    uint64_t share = (uint64_t)p->sm_count << 18, KV = 2 * (uint64_t)p->seqlen_k * p->head_dim;
-    uint64_t kv_heads = share > KV ? share / KV : 1, all = (uint64_t)p->batch * p->heads;
-    uint64_t heads = kv_heads * (p->heads / p->kv_heads);
+    uint64_t L2 = (uint64_t)p->sm_count << 19, KV = 2 * (uint64_t)p->seqlen_k * p->head_dim;
+    uint64_t sharing = p->heads / p->kv_heads, most = (p->head_dim > 64 ? 16 : 64) / sharing;
+    uint64_t kv_heads = L2 / KV < most ? L2 / KV : most, all = (uint64_t)p->batch * p->heads;
+    uint64_t heads = (kv_heads > 1 ? kv_heads : 1) * sharing;
     return !p->causal ? 1 : (int)(heads < all ? heads : all);
 }
 
 inline int buffers(const attn_problem *p, attn_buffer out[ATTN_MAX_BUFFERS]) {
     prepass_buffers(p, out);
-    out[Next] = {.name = "next tile", .bytes = sizeof(int), .passes = ATTN_FORWARD};
+    out[Next] = {.name = "tiles asked for", .bytes = 4, .passes = ATTN_FORWARD, .zeroed = true};
     return Next + p->causal;
 }
 
@@ -419,8 +431,8 @@ template <class Tiling> attn_traffic traffic(const attn_problem *p) {
                 sum.tma_store += tma_store_bytes(&box, at);
             }
         }
-    // The counter: set once, and asked once after each tile.
-    if (p->causal) sum.store += SECTOR, sum.atomic = heads * ceil_div(p->seqlen_q, Br) * SECTOR;
+    // The counter is asked once after each tile.
+    if (p->causal) sum.atomic = heads * ceil_div(p->seqlen_q, Br) * SECTOR;
     return sum;
 }
 

@@ -184,8 +184,7 @@ __device__ inline float max_of_block(float x) {
 template <bool Rotate>
 __global__ void __launch_bounds__(PrepassThreads)
     largest_of_blocks(const __grid_constant__ tensors t,
-                      float *largest, // [blocks of Q, K and V]
-                      int *next) {    // [1] for the attention kernel to count from 0, or NULL
+                      float *largest) { // [blocks of Q, K and V]
     place at = place_of(t, blockIdx.x);
     rotation turn = Rotate ? rotation_of_thread(t.d) : rotation{};
     float most = 0;
@@ -198,7 +197,6 @@ __global__ void __launch_bounds__(PrepassThreads)
     });
     most = max_of_block(most);
     if (threadIdx.x == 0) largest[blockIdx.x] = most;
-    if (next && blockIdx.x == 0 && threadIdx.x == 0) *next = 0;
 }
 
 // A tensor's blocks, cut into groups that share a scale.
@@ -369,18 +367,22 @@ inline scalings scalings_of(const attn_problem *p, const attn_tensors *x) {
     return s;
 }
 
-template <bool Rotate> void prepass(const attn_problem *p, const attn_tensors *x, int *next) {
+template <bool Rotate> void launch_prepass(const attn_problem *p, const attn_tensors *x) {
     const tensors t = tensors_of(p, *x);
     const grouping g = grouping_of(p, t);
     const int groups = groups_of(g), warps = PrepassThreads / Lanes;
     float *largest = (float *)x->buffer[Largest], *of_blocks = largest + groups;
     LAUNCH((largest_of_blocks<Rotate>), blocks_of(t), PrepassThreads, warps * sizeof(float), t,
-           of_blocks, next);
+           of_blocks);
     if (groups)
         LAUNCH(largest_of_groups, groups, GroupThreads, GroupThreads / Lanes * sizeof(float),
                of_blocks, largest, g);
     LAUNCH((quantise<Rotate>), blocks_of(t), PrepassThreads, 0, t, scalings_of(p, x),
            (uint8_t *)x->buffer[Q8], (uint8_t *)x->buffer[K8], (uint8_t *)x->buffer[V8]);
+}
+
+inline void prepass(const attn_problem *p, const attn_tensors *x) {
+    (p->rotate ? launch_prepass<true> : launch_prepass<false>)(p, x);
 }
 
 // ---- bytes --------------------------------------------------------------------------------------

@@ -79,7 +79,8 @@ struct peers_rung *peers_open(const char *name, const struct peers_shape *s, uns
             snprintf(why, why_size, "no %zu bytes for %s", buffer[i].bytes, buffer[i].name);
             goto fail;
         }
-        machine_poison(rung->tensors.buffer[i], buffer[i].bytes);
+        (buffer[i].zeroed ? machine_zero : machine_poison)(rung->tensors.buffer[i],
+                                                           buffer[i].bytes);
     }
     return rung;
 fail:
@@ -87,11 +88,16 @@ fail:
     return NULL;
 }
 
-// Launches one pass and returns. The pointers: Q, K, V, O, LSE, dO, dQ, dK, dV.
+// Launches one pass, or for `pass` 4 the forward without its pre-pass, if there is one, and
+// returns. The pointers: Q, K, V, O, LSE, dO, dQ, dK, dV.
 void peers_run(struct peers_rung *rung, unsigned pass, void *const pointer[9]) {
     struct attn_tensors t = rung->tensors; // with the workspace
     t.Q = pointer[0], t.K = pointer[1], t.V = pointer[2];
     t.O = pointer[3], t.LSE = pointer[4];
     t.dO = pointer[5], t.dQ = pointer[6], t.dK = pointer[7], t.dV = pointer[8];
-    (pass == ATTN_FORWARD ? rung->kernel->forward : rung->kernel->backward)(&rung->problem, &t);
+    const struct attn_kernel *k = rung->kernel;
+    (pass == ATTN_FORWARD    ? k->forward
+     : pass == ATTN_BACKWARD ? k->backward
+     : k->attention          ? k->attention
+                             : k->forward)(&rung->problem, &t);
 }

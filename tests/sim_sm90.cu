@@ -164,6 +164,10 @@ __global__ void tile_misaligned(MAP a) {
         tma_load_2d(tile(0) + 512, &a, barrier(0), 0, 0); //! tile_misaligned
     }
 }
+__global__ void column_misaligned(MAP a) {
+    init(1);
+    if (threadIdx.x == 0) tma_load_2d(tile(0), &a, barrier(0), -3, 0); //! column_misaligned
+}
 __global__ void misaligned_64(MAP a) {
     init(1);
     if (threadIdx.x == 0) tma_load_2d(tile(0) + 256, &a, barrier(0), 0, 0); //! misaligned_64
@@ -675,6 +679,7 @@ const entry kernels[] = {
     RUN(only_one_warp_waits, 64, a, b),
     RUN(tile_filled_again, 64, a, b),
     RUN(tile_misaligned, 64, a),
+    RUN(column_misaligned, 64, a),
     RUN(misaligned_64, 64, map_of(a_hbm, SWIZZLE_64B)),
     RUN(misaligned_32, 64, map_of(a_hbm, SWIZZLE_32B)),
     RUN(tile_outside, 64, a),

@@ -163,26 +163,26 @@ Test(instructions_sm90, boxes_inside_of_the_tensor) {
     expect_copies(2, SWIZZLE_NONE, SIZE(8, 4), SIZE(16, 3));
     expect_copies(2, SWIZZLE_NONE, SIZE(40, 9), SIZE(0, 0));
     expect_copies(3, SWIZZLE_NONE, SIZE(16, 3, 2), SIZE(8, 2, 1));
-    expect_copies(4, SWIZZLE_NONE, SIZE(24, 5, 2, 2), SIZE(3, 4, 1, 0));
+    expect_copies(4, SWIZZLE_NONE, SIZE(24, 5, 2, 2), SIZE(8, 4, 1, 0));
 }
 
 Test(instructions_sm90, boxes_partly_outside) {
     expect_copies(2, SWIZZLE_NONE, SIZE(64, 16), SIZE(0, 0));
-    expect_copies(2, SWIZZLE_NONE, SIZE(16, 8), SIZE(-5, -3));
-    expect_copies(3, SWIZZLE_NONE, SIZE(16, 4, 4), SIZE(30, 7, 1));
-    expect_copies(4, SWIZZLE_NONE, SIZE(8, 4, 2, 2), SIZE(36, -1, 2, 1));
-    expect_copies(2, SWIZZLE_NONE, SIZE(8, 2), SIZE(100, 100));
+    expect_copies(2, SWIZZLE_NONE, SIZE(16, 8), SIZE(-8, -3));
+    expect_copies(3, SWIZZLE_NONE, SIZE(16, 4, 4), SIZE(32, 7, 1));
+    expect_copies(4, SWIZZLE_NONE, SIZE(8, 4, 2, 2), SIZE(32, -1, 2, 1));
+    expect_copies(2, SWIZZLE_NONE, SIZE(8, 2), SIZE(104, 100));
 }
 
 Test(instructions_sm90, swizzled_boxes) {
     expect_copies(2, SWIZZLE_128B, SIZE(64, 9), SIZE(0, 0));
-    expect_copies(2, SWIZZLE_128B, SIZE(64, 20), SIZE(-7, -2));
+    expect_copies(2, SWIZZLE_128B, SIZE(64, 20), SIZE(-8, -2));
     expect_copies(3, SWIZZLE_128B, SIZE(64, 5, 3), SIZE(8, 2, 0));
     expect_copies(4, SWIZZLE_128B, SIZE(64, 16, 1, 1), SIZE(0, 3, 2, 1));
     expect_copies(2, SWIZZLE_64B, SIZE(32, 9), SIZE(0, 0));
     expect_copies(3, SWIZZLE_64B, SIZE(32, 7, 3), SIZE(16, -1, 0));
     expect_copies(2, SWIZZLE_32B, SIZE(16, 9), SIZE(0, 0));
-    expect_copies(3, SWIZZLE_32B, SIZE(16, 7, 3), SIZE(-3, 1, 1));
+    expect_copies(3, SWIZZLE_32B, SIZE(16, 7, 3), SIZE(-8, 1, 1));
 }
 
 // ---- barriers -----------------------------------------------------------------------------------

@@ -305,9 +305,12 @@ static void large_scale(const struct attn_kernel *k, enum attn_dtype dtype) {
                              .scale = 10,
                              .dtype = dtype};
     expect_right(k, BOTH, true, p, &(struct source){NULL, DATA_NORMAL, 42});
-    // And so large that the first query, which sees one key, has a maximum far below -1000.
+    // And so large that the first query, which sees one key, has a maximum far below -1000. The
+    // backward is given the right O here: what the forward's is off by in its last bit, 1000 times
+    // that is in dQ.
     p.seqlen_q = p.seqlen_k = 64, p.scale = 1000;
-    expect_right(k, BOTH, false, p, &(struct source){NULL, DATA_NORMAL, 4});
+    expect_right(k, ATTN_FORWARD, false, p, &(struct source){NULL, DATA_NORMAL, 4});
+    expect_right(k, ATTN_BACKWARD, false, p, &(struct source){NULL, DATA_NORMAL, 4});
 }
 
 Test(kernels, all_are_right_with_a_large_scale) { every_kernel(large_scale); }

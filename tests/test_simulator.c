@@ -350,7 +350,7 @@ Test(simulator, nobody_is_accused_wrongly) {
     static const char *const innocent[] = {
         "update_in_place", "running_value", "halves_in_place", "halves_across_blocks",
         "producer_below",  "last_block",    "by_turns",        "exchange",
-        "half_warps", "zero_then_add", "mixed_widths"};
+        "half_warps",      "zero_then_add", "mixed_widths"};
     for (int round = 0; round < 20; round++) // blocks meet in other orders each time
         for (unsigned i = 0; i < sizeof innocent / sizeof *innocent; i++) {
             memset(b, 0, WORDS * sizeof *b);

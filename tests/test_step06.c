@@ -135,7 +135,7 @@ Test(step06, hidden_tiles_are_not_loaded) {
             const struct attn_kernel *k = attn_kernel_at(i);
             if (!is_asked_for(k)) continue;
             uint64_t bytes = expect_right(k->name, p, DATA_NORMAL).tma_load;
-            bool optimistic = !strcmp(k->name, "fa3-optimistic"), wide = optimistic && !p.causal;
+            bool wide = !strcmp(k->name, "fa3-optimistic");
             int Br = wide ? 256 : !strcmp(k->name, "fa3") ? 192 : 128;
             cr_expect_eq(bytes, loaded(&p, Br, wide ? 64 : 128), "--kernel %s: %llu bytes", k->name,
                          (unsigned long long)bytes);
@@ -271,14 +271,21 @@ Test(step06, bets_are_won_and_lost) {
                      DATA_LARGE);
 }
 
-// K and V of a head take 1 KB for each key at d = 256, and a multiprocessor's share of L2 is 256
+static void expect_groups_of(int heads, struct attn_problem p) {
+    const struct attn_kernel *fa3 = kernel_named("fa3");
+    char text[160], words[60];
+    if (!fa3) return;
+    fa3->describe(&p, ATTN_FORWARD, text, sizeof text);
+    snprintf(words, sizeof words, "groups of %d heads", p.causal ? heads : 1);
+    cr_expect(strstr(text, words), "'%s', not %s", text, words);
+}
+
+// K and V of a head take 1 KB for each key at d = 256, and a multiprocessor's share of L2 is 512
 // KB: so a group has heads that share one K and V, or two of those (the last one then fewer), or
 // all six.
 Test(step06, groups_of_heads) {
-    static const int keys[] = {300, 128, 40}, heads[] = {2, 4, 6};
-    const struct attn_kernel *fa3 = kernel_named("fa3");
-    for (int i = 0; fa3 && i < 6; i++) {
-        char text[160], words[60];
+    static const int keys[] = {600, 256, 40}, heads[] = {2, 4, 6};
+    for (int i = 0; i < 6; i++) {
         struct attn_problem p = {.batch = 1,
                                  .heads = 6,
                                  .kv_heads = 3,
@@ -288,10 +295,27 @@ Test(step06, groups_of_heads) {
                                  .causal = i < 3,
                                  .sm_count = 1};
         if (p.causal) expect_right("fa3", p, DATA_NORMAL);
-        fa3->describe(&p, ATTN_FORWARD, text, sizeof text);
-        snprintf(words, sizeof words, "groups of %d heads", p.causal ? heads[i] : 1);
-        cr_expect(strstr(text, words), "'%s', not %s", text, words);
+        expect_groups_of(heads[i % 3], p);
     }
+}
+
+// With an L2 for all: at most 16 heads, 64 where d is small, and no K and V for two groups.
+Test(step06, groups_are_not_too_large) {
+    for (int i = 0; i < 4; i++)
+        expect_groups_of(i == 0   ? 16
+                         : i == 1 ? 64
+                         : i == 2 ? 15
+                                  : 96,
+                         (struct attn_problem){.batch = 2,
+                                               .heads = 96,
+                                               .kv_heads = i < 2    ? 96
+                                                           : i == 2 ? 32
+                                                                    : 1,
+                                               .seqlen_q = 100,
+                                               .seqlen_k = 100,
+                                               .head_dim = i == 1 ? 64 : 128,
+                                               .causal = true,
+                                               .sm_count = 132});
 }
 
 // Some tiles see no key, and some blocks have no other tile.

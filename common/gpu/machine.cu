@@ -142,6 +142,9 @@ void machine_read(void *host, const void *device, size_t bytes) {
 void machine_poison(void *device, size_t bytes) {
     if (!lost[0]) CUDA_CHECK(cudaMemset(device, 0xff, bytes));
 }
+void machine_zero(void *device, size_t bytes) {
+    if (!lost[0]) CUDA_CHECK(cudaMemset(device, 0, bytes));
+}
 
 // ---- launches -----------------------------------------------------------------------------------
 

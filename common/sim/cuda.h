@@ -180,6 +180,7 @@ SIM_INLINE int atomicAdd(int *p, int v) {
 SIM_INLINE unsigned long long atomicAdd(unsigned long long *p, unsigned long long v) {
     return sim_atomic_add_u64((uint64_t *)p, v);
 }
+SIM_INLINE unsigned atomicInc(unsigned *p, unsigned last) { return sim_atomic_inc_u32(p, last); }
 
 // ---- vector types: one access of 8 or 16 bytes, as on the GPU -----------------------------------
 

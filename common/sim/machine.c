@@ -45,6 +45,11 @@ void machine_poison(void *device, size_t bytes) {
     sim_poison(device);
 }
 
+void machine_zero(void *device, size_t bytes) {
+    memset(device, 0, bytes);
+    sim_set_written(device, false);
+}
+
 static void add_buffer(struct measurement *m, const struct sim_buffer_counts *c) {
     m->asked.load += 32 * c->sectors[SIM_LOAD];
     m->asked.store += 32 * c->sectors[SIM_STORE];

@@ -405,6 +405,15 @@ ATOMIC_ADD(sim_atomic_add_f64, double, uint64_t)
 ATOMIC_ADD(sim_atomic_add_u32, uint32_t, uint32_t)
 ATOMIC_ADD(sim_atomic_add_u64, uint64_t, uint64_t)
 
+// Counts from 0 up to `last`, and then from 0 again.
+uint32_t sim_atomic_inc_u32(uint32_t *p, uint32_t last) {
+    see(ADDRESS, sizeof *p, SIM_ATOMIC, HERE);
+    uint32_t old = __atomic_load_n(p, __ATOMIC_RELAXED), next;
+    do next = old >= last ? 0 : old + 1;
+    while (!__atomic_compare_exchange_n(p, &old, next, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    return old;
+}
+
 // Four neighbours in one request; each is an atomic operation of its own.
 void sim_red_add_f32x4(float *p, const float value[4]) {
     if (sim_worker && !memory_is_global(p))

@@ -51,6 +51,7 @@ float sim_atomic_add_f32(float *address, float value);
 double sim_atomic_add_f64(double *address, double value);
 uint32_t sim_atomic_add_u32(uint32_t *address, uint32_t value);
 uint64_t sim_atomic_add_u64(uint64_t *address, uint64_t value);
+uint32_t sim_atomic_inc_u32(uint32_t *address, uint32_t last);
 
 // ---- called by a kernel, through ptx.h ------------------------------------------------------
 

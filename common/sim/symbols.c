@@ -210,8 +210,8 @@ static bool is_no_place_in_the_kernel(const char *line) {
 }
 
 // Binutils' addr2line reads the debug information. With -a the answer for each pc begins with the
-// number itself; -i unfolds inlined functions, innermost first, and the first that is a place in the
-// kernel's source is where the kernel stands.
+// number itself; -i unfolds inlined functions, innermost first, and the first that is a place in
+// the kernel's source is where the kernel stands.
 void symbols_places(const uint32_t *pc, int count, struct place *out) {
     char line[sizeof out->text];
     int i = -1;

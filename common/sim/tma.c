@@ -164,6 +164,14 @@ static struct tensor_box map_of(const void *map, int rank, const char *what,
     return m.tensor;
 }
 
+// An H200 takes a column that is not a multiple of 16 bytes for an illegal instruction.
+static void check_column(const struct box *b, const char *what) {
+    if (b->at[0] * b->map.element_bytes % 16)
+        sim_fail("misaligned: %s at %s:%d copies a box from column %d, and TMA needs a multiple of "
+                 "%d: of 16 bytes",
+                 what, b->place.file, b->place.line, b->at[0], 16 / b->map.element_bytes);
+}
+
 static void check_place(const struct box *b, const char *what) {
     unsigned width = b->map.swizzle, alignment = width ? 8 * width : 128;
     char needing[20] = "shared memory";
@@ -185,6 +193,7 @@ static struct box *start(struct box b, const char *what, const int at[]) {
     b.thread = sim_worker->self;
     b.step = sim_worker->step;
     check_place(&b, what);
+    check_column(&b, what);
     struct box *new = malloc(sizeof *new);
     if (!new) abort();
     *new = b;
