@@ -151,16 +151,15 @@ __device__ inline void put(uint32_t at, const fragment (&x)[Blocks][Steps]) {
 #pragma unroll
     for (int b = 0; b < Blocks; b++)
 #pragma unroll
-        for (int k = 0; k < Steps; k++) {
+        for (int k = 0; k < Steps; k++)
             if constexpr (HasStmatrix) {
                 stmatrix_x4(smem + moved<W>(at, 16 * b, 16 * k), x[b][k].x);
-                continue;
-            }
+            } else {
 #pragma unroll
-            for (int e = 0; e < 4; e++)
-                *(uint32_t *)(smem + moved<W>(at, 16 * b + e % 2 * 8, 16 * k + e / 2 * 8)) =
-                    x[b][k].x[e];
-        }
+                for (int e = 0; e < 4; e++)
+                    *(uint32_t *)(smem + moved<W>(at, 16 * b + e % 2 * 8, 16 * k + e / 2 * 8)) =
+                        x[b][k].x[e];
+            }
 }
 
 // The same with sums in fp32, times a factor.

@@ -82,7 +82,7 @@ Test(sim_sm90, loads) {
     expect_fault("only_one_warp_waits", "this thread has not waited for that phase of it");
     expect_fault("tile_filled_again", "race in shared memory");
     expect_fault("tile_misaligned", "SWIZZLE_128B needs a multiple of 1024");
-    expect_fault("column_misaligned", "from column -3, and TMA needs a multiple of 4");
+    expect_fault("column_misaligned", "from column -3, and TMA needs a multiple of 8");
     expect_fault("misaligned_64", "SWIZZLE_64B needs a multiple of 512");
     expect_fault("misaligned_32", "SWIZZLE_32B needs a multiple of 256");
     expect_fault("tile_outside", "out of bounds: tma_load_2d()");
