@@ -355,12 +355,13 @@ backward: $(BUILD)/sim/step05    ## count the bytes of step05's backwards: notes
 	@awk 'NR == 1 || !/^date/' $(BUILD)/backward.csv >notes/results/sim_backward.csv
 
 # Registers of the forward rungs of step05 and step06, as nvcc numbers them at launch; without those that pad d, or mask.
+# (Rung 6 of step06 has two tilings at d = 64: two lines.)
 # And those that step06's consumers use of what setmaxnreg gives them, for FP8.
 FP8_OBJECTS := $(patsubst %.cu,$(BUILD)/gpu/%.o,$(wildcard $(call step_dir,06)/*_fp8*.cu))
 registers: registers-backward | $(if $(NVCC),$(FP8_OBJECTS))    ## count the registers of step05's and step06's kernels (needs nvcc): notes/results/registers_*.csv
 	$(if $(NVCC),,$(error make registers needs nvcc))
 	$(call count_registers,90,-arch=sm_90,$(wildcard $(call step_dir,05)/[1-7]_*.cu))
-	$(call count_registers,90a,$(HOPPER),$(wildcard $(call step_dir,06)/[1-5]_*.cu))
+	$(call count_registers,90a,$(HOPPER),$(wildcard $(call step_dir,06)/[1-6]_*.cu))
 	$(PYTHON) notes/hopper_registers.py $(FP8_OBJECTS) >notes/results/registers_fp8.csv
 
 define count_registers
@@ -370,7 +371,7 @@ define count_registers
     awk -v name=$$(sed -n 's/^    \.name = "\(.*\)",/\1/p' $$f) ' \
       /Function/ { split($$0, part, /::|<|>/); a = part[3] (part[4] == "tiling" ? " " part[5] : ""); gsub(/step[0-9_]+/, "", a); \
         type = a ~ /half/ ? "fp16" : a ~ /bfloat/ ? "bf16" : "fp32" } \
-      /REG:/ && a ~ /[0-9]/ && a !~ /true/ { gsub(/__nv_bfloat16|__half|false|[, ]/, "", a); gsub(/[A-Z]+:/, ""); \
+      /REG:/ && a ~ /[0-9]/ && a !~ /true/ { gsub(/__nv_bfloat16|__half|false.*|[, ]/, "", a); gsub(/[A-Z]+:/, ""); \
         print name "," type "," a "," $$1 "," ($$2 > 0) }'; done; } >notes/results/registers_sm$(1).csv
 endef
 

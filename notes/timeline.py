@@ -23,6 +23,9 @@ RUNGS = {"tma-wgmma": ONE_BLOCK, "producer": ONE_BLOCK, "ping-pong": ONE_BLOCK, 
 RINGS = {16: "Q", 32: "K 0", 48: "K 1", 64: "V 0", 80: "V 1"}
 BUFFERS = {"tma_wgmma": {16: "Q", 32: "K", 48: "V"}, "producer": RINGS, "ping_pong": RINGS, "overlap": RINGS,
            "fa3": {24: "Q, O 0", 48: "Q, O 1", 64: "K 0", 80: "K 1", 96: "V 0", 112: "V 1"}}
+# What warps 0, 1, … of a warpgroup that does not multiply do.
+ROLES = {"producer": ["producer"], "ping_pong": ["producer"], "overlap": ["producer"],
+         "fa3": ["producer Q, K", "producer V", "storer"]}
 WAITS = {"__syncthreads()": "meeting", "setmaxnreg_inc()": "meeting", "mbarrier_wait()": "mbarrier", "named_barrier_sync()": "turn",
          "wgmma_wait()": "products", "tma_store_wait_read()": "mbarrier"}
 
@@ -45,8 +48,7 @@ def block_0(file):
     shapes = {row["what"] for row in rows if row["event"] == "product"}
     if shapes != {"m64n128k16", "m64n64k16"} or kernel_of(rows[-1:]) not in BUFFERS:
         sys.exit("timeline.py draws step06's rungs in 16 bits, one kernel in a log, with d = 64")
-    last = max((row["launch"] for row in rows), default="")    # a launch before it may clear a counter
-    return [{**row, "from": int(row["from"]), "to": int(row["to"])} for row in rows if row["launch"] == last]
+    return [{**row, "from": int(row["from"]), "to": int(row["to"])} for row in rows]
 
 
 def kernel_of(rows):
@@ -185,9 +187,8 @@ def figure(rows, title):
         canvas.text(canvas.x(step), HEAD - 8, f"{'step ' if step == 0 else ''}{step}", 10)
     first = warpgroups(rows)[0][0]
     if first:    # the warpgroup before it has roles
-        draw_thread(canvas, rows, "warp 0", "producer")
-        if waits(rows, "warp 1").keys() - {0}:
-            draw_thread(canvas, rows, "warp 1", "storer")
+        for n, role in enumerate(ROLES[kernel_of(rows)]):
+            draw_thread(canvas, rows, f"warp {n}", role)
         canvas.next(-ROW + 6)
     draw_copies(canvas, rows)
     for n, (number, warp) in enumerate(warpgroups(rows)):
