@@ -180,9 +180,10 @@ PTX uint32_t pack_e4m3(float a, float b, float c, float d) { return sim_pack_e4m
 // PTX ISA, "cp.async.bulk.tensor". The map comes from tensor_map_encode() (tensor_map.h), as an
 // argument `const __grid_constant__ CUtensorMap`. x, y, … say where the box begins, in elements; it
 // may lie partly outside of the tensor: loads put zeros there, and count these, too; stores leave
-// it out (tma_load_bytes(), tma_store_bytes() in tensor_map.h), but on an H200 one from a negative
-// x ended as an illegal instruction. Shared memory is aligned to 128 bytes, with SWIZZLE_128B to
-// 1024, with SWIZZLE_64B to 512, with SWIZZLE_32B to 256. One thread calls these.
+// it out (tma_load_bytes(), tma_store_bytes() in tensor_map.h). But x is a multiple of 16 bytes,
+// and for stores not negative: an H200 takes others for illegal instructions. Shared memory is
+// aligned to 128 bytes, with SWIZZLE_128B to 1024, with SWIZZLE_64B to 512, with SWIZZLE_32B to
+// 256. One thread calls these.
 //
 // A load is complete when its bytes have arrived at the mbarrier. A store belongs to a group of its
 // thread, as cp.async's copies do, and is complete in two steps: when shared memory has been read

@@ -3,12 +3,13 @@
 // The idea: the main loop is rung 4's. What is left is everything around it.
 //
 //   between two tiles   a block stays, and takes one tile of queries after the other (a persistent
-//                       grid). So the producer is ahead of the consumers here, too: the next Q has
-//                       a buffer of its own, and K and V just go on through their rings
-//   order of the tiles  with a causal mask the longest come first, of as many heads at a time as K
-//                       and V of which fit into L2, and a block that is ready takes the next one,
-//                       by a counter in HBM. Without a mask all are equally long: head after head,
-//                       every gridDim.x-th tile for a block
+//                       grid). So the producers are ahead of the consumers here, too: the next Q
+//                       has a buffer of its own, and K and V just go on through their rings, each
+//                       filled by a thread of its own
+//   order of the tiles  with a causal mask the longest come first, of a group of heads at a time
+//                       that L2 has room for, and a block that is ready takes the next one, by a
+//                       counter in HBM. Without a mask all are equally long: head after head, every
+//                       gridDim.x-th tile for a block
 //   masks               keys are taken from the last to the first. So tiles that need a mask come
 //                       first, in a loop of their own, and the main loop knows of none
 //   O                   leaves by TMA, from the place of its Q. stmatrix puts it there, and a third
@@ -54,8 +55,7 @@ template <class Tiling> struct memory { // what lies in a block's shared memory
     static constexpr int Q_bytes = Tiling::Br * Tiling::D * 2, K_bytes = Tiling::Bc * Tiling::D * 2;
     unsigned char Q[Tiling::QStages][Q_bytes]; // and then O
     unsigned char K[Stages][K_bytes], V[Stages][K_bytes];
-    task
-        todo[Tiling::QStages]; // what is to be done with this Q; of head -1: nothing, it is the end
+    task todo[Tiling::QStages]; // what is to be done with this Q; head -1: nothing, it is the end
     // mbarriers. A buffer for Q is free again when its O has been stored.
     uint64_t Q_full[Tiling::QStages], O_full[Tiling::QStages], O_stored[Tiling::QStages];
     uint64_t K_full[Stages], K_empty[Stages], V_full[Stages], V_empty[Stages];

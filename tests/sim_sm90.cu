@@ -243,6 +243,10 @@ __global__ void store_not_committed(MAP b) {
         tma_store_wait<0>();
     }
 }
+__global__ void store_before_the_tensor(MAP b) {
+    fill(0);
+    if (threadIdx.x == 0) tma_store_2d(&b, tile(0), -8, 0); //! store_before_the_tensor
+}
 __global__ void store_to_an_input(MAP a) {
     fill(0);
     if (threadIdx.x == 0) tma_store_2d(&a, tile(0), 0, 0); //! store_to_an_input
@@ -690,6 +694,7 @@ const entry kernels[] = {
     RUN(source_overwritten, 64, c),
     RUN(store_not_waited_for, 64, c),
     RUN(store_not_committed, 64, c),
+    RUN(store_before_the_tensor, 64, c),
     RUN(store_to_an_input, 64, a),
     RUN(matrix_row_in_hbm, 32, b),
     RUN(matrix_row_misaligned, 32),

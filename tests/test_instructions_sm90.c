@@ -143,6 +143,8 @@ static void expect_copies(int rank, enum tensor_swizzle swizzle, const int size[
     if (machine.simulated)
         cr_expect_eq(result.asked.tma_load, 32 * sectors_loaded(), "what is outside, too");
 
+    if (begin[0] < 0) return; // a load only
+
     static uint16_t out[sizeof tensor / 2];
     for (unsigned i = 0; i < bytes / 2; i++) shared[i] = (uint16_t)(7 * i + 1);
     memset(wanted, 0, sizeof wanted);

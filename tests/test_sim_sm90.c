@@ -95,6 +95,7 @@ Test(sim_sm90, stores) {
     expect_fault("fence_of_another_thread", "must execute fence_proxy_async()");
     expect_fault("source_overwritten", "source changed: smem + 20");
     expect_fault("store_not_waited_for", "TMA store not waited for");
+    expect_fault("store_before_the_tensor", "TMA stores from column 0 or later");
     expect_fault("store_not_committed", "TMA store not waited for");
     expect_fault("store_to_an_input", "writes its input: tma_store_2d()");
 }

@@ -164,8 +164,12 @@ static struct tensor_box map_of(const void *map, int rank, const char *what,
     return m.tensor;
 }
 
-// An H200 takes a column that is not a multiple of 16 bytes for an illegal instruction.
+// What an H200 takes for an illegal instruction: a column that is not a multiple of 16 bytes, and a
+// store to a negative one.
 static void check_column(const struct box *b, const char *what) {
+    if (!b->barrier && b->at[0] < 0)
+        sim_fail("%s at %s:%d stores a box from column %d; TMA stores from column 0 or later", what,
+                 b->place.file, b->place.line, b->at[0]);
     if (b->at[0] * b->map.element_bytes % 16)
         sim_fail("misaligned: %s at %s:%d copies a box from column %d, and TMA needs a multiple of "
                  "%d: of 16 bytes",
