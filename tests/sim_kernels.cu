@@ -194,11 +194,15 @@ __global__ void block_votes(float *b) {
 }
 __global__ void integer_atomics(float *b) {
     __shared__ int count;
-    if (threadIdx.x == 0) count = 0;
+    __shared__ unsigned turns; // 0 to 6, and again
+    if (threadIdx.x == 0) count = 0, turns = 0;
     __syncthreads();
     atomicAdd(&count, 2);
+    int before = atomicInc(&turns, 6);
     __syncthreads();
     b[threadIdx.x] = count;
+    b[blockDim.x + threadIdx.x] = before;
+    b[2 * blockDim.x + threadIdx.x] = turns;
 }
 
 // ---- faults -------------------------------------------------------------------------------------

@@ -473,6 +473,15 @@ static void expect_rows(const char *arguments, const char *names, bool details) 
     cr_expect_eq(strstr(o.out, "\n  launch 1") != NULL, details, "%s: details", arguments);
 }
 
+// A buffer that a pass finds full of zeros and does not leave so: the next launch would go wrong.
+Test(cli, zeros_must_be_left) {
+    use_variants();
+    struct output o = ladder("--kernel naive-64 -n 13 -d 64");
+    cr_expect_eq(o.status, 1, "%s", o.out);
+    cr_expect(strstr(o.out, "the pass has not left zeros there"), "%s", o.out);
+    ladder_ok("--kernel naive-64 -n 12 -d 64");
+}
+
 // The default leaves variants out, and what is left here is one kernel, so it is explained.
 Test(cli, a_variant_runs_when_it_is_named) {
     use_variants();

@@ -237,7 +237,14 @@ Test(simulator, block_wide_votes) {
 
 Test(simulator, atomics_in_shared_memory) {
     run_well("integer_atomics", 0);
-    for (int t = 0; t < 100; t++) cr_expect_eq(b[t], 200.f);
+    int times[7] = {0};
+    for (int t = 0; t < 100; t++) {
+        cr_expect_eq(b[t], 200.f);
+        cr_assert(b[100 + t] >= 0 && b[100 + t] < 7);
+        times[(int)b[100 + t]]++;
+        cr_expect_eq(b[200 + t], 100 % 7);
+    }
+    for (int i = 0; i < 7; i++) cr_expect_eq(times[i], i < 100 % 7 ? 15 : 14);
 }
 
 // ---- limits -------------------------------------------------------------------------------------
