@@ -1,22 +1,32 @@
 #!/usr/bin/python3
 """Draws the figures that show results, from the CSV files in notes/results/.
 
-    notes/plots.py              draws notes/figures/bytes_against_M.svg and roofline.svg
+    notes/plots.py              draws them: the names are in FIGURES
     notes/plots.py --check      fails if a figure was drawn from another CSV, or by another program
+    notes/plots.py --ladder     prints what ladder.svg shows, and the bytes, as README.md quotes it
 
 A figure notes down the digest of both. (It is no picture that is compared, for other versions of
 Matplotlib draw the same figure with other bytes.)
 """
+import glob
 import hashlib
 import sys
 
-from cells import read_csv
+from cells import bytes_text, choose, read_csv
 
 BYTES_AGAINST_M = "notes/figures/bytes_against_M.svg"
 ROOFLINE = "notes/figures/roofline.svg"
+LADDER_FIGURE = "notes/figures/ladder.svg"
+BYTES_AGAINST_N = "notes/figures/bytes_against_N.svg"
+WORKSPACE = "notes/figures/workspace_against_N.svg"
 SRAM = "notes/results/sim_sram.csv"
 STEP02 = "notes/results/h200_fp32.csv"    # what step02 asks for; the simulator and the model say the same
 STEP05 = "notes/results/h200_step05.csv"
+STEP06 = "notes/results/h200_step06.csv"
+BACKWARD = "notes/results/h200_backward.csv"
+FA2 = "notes/results/h200_step05_peers.csv"
+CUDNN = "notes/results/h200_step06_peers.csv"    # and the matrix product
+FA2_BACKWARD = "notes/results/h200_step05_backward_peers.csv"
 CARDS = {48: "without\nopting in", 64: "sm_75", 99: "sm_86,\nsm_89", 163: "sm_80", 227: "sm_90"}    # KB
 
 
@@ -32,8 +42,13 @@ def source(*paths):
     return f"{' '.join(paths)} {digest(*paths, __file__)}"
 
 
+def total(row, prefix):
+    """Of all ways to the memory; FP8's kernels and Hopper's copies have columns of their own."""
+    return sum(int(row[column]) for column in row if column.startswith(prefix) and row[column])
+
+
 def asked(row):
-    return int(row["asked_load"]) + int(row["asked_store"])
+    return total(row, "asked_")
 
 
 def asked_by_one_pass(N, d):
@@ -139,7 +154,187 @@ def draw_roofline(path, sources):
          f"d = {LADDER['d']}, no mask", sources)
 
 
-FIGURES = {BYTES_AGAINST_M: (draw_bytes_against_M, (SRAM, STEP02)), ROOFLINE: (draw_roofline, (STEP05,))}
+# ---- all rungs ------------------------------------------------------------------------------------
+
+# One colour and one mark for each step, in all figures that have several.
+STEPS = {"00": ("#4d4d4d", "o"), "01": ("#e69f00", "s"), "02": ("#56b4e9", "^"), "03": ("#009e73", "D"),
+         "04": ("#cc79a7", "v"), "05": ("#d55e00", "P"), "06": ("#0072b2", "X")}
+
+
+def number_of(row):
+    return row["step"][4:6]
+
+
+def rungs(N, causal):
+    """The forward of all rungs, in the ladder's order: at d = 128, or, of one that lacks it, at d = 64."""
+    found = {}
+    for d in 128, 64:
+        for path in STEP02, STEP05, STEP06:
+            for row in choose(path, f"head_dim={d} seqlen_q={N} causal={causal} pass=forward result=ok"):
+                found.setdefault(row["kernel"], row)
+    return sorted(found.values(), key=lambda row: (number_of(row), int(row["rung"])))
+
+
+def peers(N, causal):
+    """Others' forward, and the card's product of two matrices, by name: TFLOP/s at d = 128."""
+    at = f"head_dim=128 seqlen={N} causal={causal} pass=forward"
+    [fa2] = choose(FA2, f"{at} kernel=fa2 peer=fa2")
+    [cudnn] = choose(CUDNN, f"{at} kernel=fa3 peer=cudnn")
+    [matmul] = choose(CUDNN, f"{at} kernel=fa3 peer=matmul")
+    return {"FlashAttention-2": float(fa2["peer_TFLOPs"]), "cuDNN": float(cudnn["peer_TFLOPs"]),
+            "matrix product": float(matmul["peer_TFLOPs"])}
+
+
+def lines_of(step, kernel):
+    """Of the file that the rung is in."""
+    for path in sorted(glob.glob(f"{step}/*.cu")):
+        with open(path) as file:
+            text = file.read()
+        if f'"{kernel}"' in text:
+            return text.count("\n")
+    raise ValueError(f"{step} has no kernel {kernel}")
+
+
+def share(speed, product):
+    return f"{100 * speed / product:.{0 if speed > product / 10 else 1}f}%"
+
+
+def digits(speed):
+    return f"{speed:.3g}" if speed < 999.5 else f"{speed:.0f}"
+
+
+COLUMNS = "{:6} {:17} {:5} {:>5} {:>8} {:>8} {:>10} {:>9} {:>8} {:>8} {:>9}"
+
+
+def line(*cells):
+    print(COLUMNS.format(*cells).rstrip())
+
+
+def milliseconds(us):
+    return f"{us / 1000:.3g} ms"
+
+
+def line_of_rung(row, product, long=""):
+    speed = float(row["TFLOPs"])
+    name = row["kernel"] + (f", d {row['head_dim']}" if row["head_dim"] != "128" else "")
+    line(row["step"][:6], name, row["dtype"], lines_of(row["step"], row["kernel"]),
+         milliseconds(float(row["time_us"])), digits(speed), share(speed, product), long,
+         bytes_text(asked(row)), bytes_text(total(row, "DRAM_")), bytes_text(int(row["workspace"])))
+
+
+def ladder():
+    """Forward at both lengths, then backward; an empty cell was not measured."""
+    rows, others = rungs(4096, 0), peers(4096, 0)
+    product = others["matrix product"]
+    long = {row["kernel"]: float(row["TFLOPs"]) for row in rungs(16384, 0) if row["head_dim"] == "128"}
+    rest = peers(16384, 0)
+    print(f"{rows[0]['device']}, B {rows[0]['batch']}, H {rows[0]['heads']}, N {rows[0]['seqlen_q']}, d 128, no mask\n")
+    head = "type", "lines", "time", "TFLOP/s", "of product", "N 16384", "asked", "DRAM", "workspace"
+    line("", "forward", *head)
+    for row in rows:
+        line_of_rung(row, product, digits(long[row["kernel"]]) if row["kernel"] in long else "")
+    operations = 4 * 128 * 4096**2 * 64
+    for name, speed in others.items():
+        time = "" if name == "matrix product" else milliseconds(operations / speed / 1e6)
+        line("peer", name, "bf16", "", time, digits(speed), share(speed, product), digits(rest[name]), "", "", "")
+    print()
+    line("", "backward", *head)
+    for row in choose(BACKWARD, "head_dim=128 seqlen_q=4096 causal=0 pass=backward"):
+        line_of_rung(row, product)
+    backward = {}
+    for N in 4096, 16384:
+        for row in choose(FA2_BACKWARD, f"head_dim=128 seqlen={N} causal=0"):
+            backward.setdefault(row["kernel"], []).append(float(row["TFLOPs"]))
+            backward.setdefault("FlashAttention-2", []).append(float(row["peer_TFLOPs"]))
+    for name in "fa2-deterministic", "fa2-fused", "FlashAttention-2":
+        ours = name.startswith("fa2")
+        first, last = backward[name][0], backward[name][-1]
+        line("step05" if ours else "peer", name, "bf16", lines_of("step05_fa2_partitioning", name) if ours else "",
+             milliseconds(2.5 * operations / first / 1e6), digits(first), share(first, product), digits(last), "", "", "")
+
+
+def draw_ladder(path, sources):
+    rows, causal = rungs(4096, 0), {row["kernel"]: row for row in rungs(4096, 1)}
+    figure, axes = canvas("ladder", (7.6, 7.2))
+    for y, row in enumerate(rows):
+        colour, _ = STEPS[number_of(row)]
+        speed = float(row["TFLOPs"])
+        axes.barh(y, speed, 0.7, color=colour, edgecolor="black", linewidth=0.6)
+        if row["kernel"] in causal:
+            axes.plot(float(causal[row["kernel"]]["TFLOPs"]), y, "d", color="black", markersize=5, fillstyle="full",
+                      markerfacecolor="white")
+        axes.text(speed + 12, y, digits(speed), va="center", fontsize=9,
+                  bbox={"color": "white", "pad": 0.6})
+    for (name, speed), style in zip(peers(4096, 0).items(), (":", "--", "-")):
+        axes.axvline(speed, color="black", linewidth=1.1, linestyle=style, label=f"{name}: {digits(speed)}", zorder=0)
+    axes.plot([], [], "d", color="black", markersize=5, markerfacecolor="white", label="with a causal mask")
+    names = [f"{number_of(r)} {r['kernel']}, {r['dtype']}" + (", d 64" if r["head_dim"] == "64" else "") for r in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize=9.5)
+    axes.tick_params(axis="y", length=0)
+    axes.set(xlabel="TFLOP/s", xlim=(0, 960), ylim=(len(rows) - 0.4, -0.6))
+    axes.legend(frameon=False, fontsize=9.5, loc="upper right", bbox_to_anchor=(0.72, 1),
+                title="bars: no mask; lines, in bf16:", title_fontsize=9.5, alignment="left")
+    save(figure, axes, path, "TFLOP/s of all rungs on an H200; N = 4096, d = 128, 16,384 tokens of 16 heads", sources)
+
+
+def by_length(path, kernel, what="forward"):
+    rows = choose(path, f"kernel={kernel} head_dim=128 causal=0 pass={what} result=ok")
+    return sorted(rows, key=lambda row: int(row["seqlen_q"]))
+
+
+def lengths(rows):
+    return [int(row["seqlen_q"]) for row in rows]
+
+
+def axis_of_lengths(axes):
+    ticks = [512, 1024, 2048, 4096, 8192, 16384]
+    axes.set(xscale="log", yscale="log", xlabel="N, of 16,384 tokens in all")
+    axes.set_xticks(ticks, ticks)
+    axes.set_xticks([], minor=True)
+
+
+def draw_bytes_against_N(path, sources):
+    figure, axes = canvas("bytes against N", (7.6, 5.6))
+    for file, kernel in ((STEP02, "naive"), (STEP02, "blocked"), (STEP02, "one-pass"), (STEP02, "fused"),
+                         (STEP05, "fa2"), (STEP06, "fp8")):
+        rows = by_length(file, kernel)
+        colour, mark = STEPS[number_of(rows[0])]
+        axes.plot(lengths(rows), [total(r, "model_") / 1e9 for r in rows], "-", color=colour, linewidth=1.2)
+        axes.plot(lengths(rows), [asked(r) / 1e9 for r in rows], mark, color=colour, markeredgecolor="black",
+                  label=f"{number_of(rows[0])} {kernel}, {rows[0]['dtype']}")
+        axes.plot(lengths(rows), [total(r, "DRAM_") / 1e9 for r in rows], mark, color=colour, linestyle=":",
+                  linewidth=1, fillstyle="none")
+    axes.plot([], [], "o-", color="black", label="asked of HBM, and the model (line)")
+    axes.plot([], [], "o:", color="black", fillstyle="none", label="through DRAM")
+    axis_of_lengths(axes)
+    axes.set(ylabel="bytes (GB)", ylim=(0.15, 2e5))
+    axes.legend(frameon=False, fontsize=9.5, ncol=2, loc="upper left")
+    save(figure, axes, path, "Bytes asked of HBM and through DRAM against N; d = 128, 16 heads, no mask", sources)
+
+
+def draw_workspace_against_N(path, sources):
+    figure, axes = canvas("workspace against N", (7.6, 4.8))
+    for file, kernel, what, text in ((BACKWARD, "naive", "backward", "P, dP and dS"), (STEP02, "naive", "forward", "S and P"),
+                                     (STEP02, "one-pass", "forward", "S"), (STEP06, "fp8", "forward", "Q, K and V in 8 bits"),
+                                     (STEP02, "algorithm1", "forward", "m and l"), (BACKWARD, "recompute", "backward", "D")):
+        rows = by_length(file, kernel, what)
+        colour, mark = STEPS[number_of(rows[0])]
+        axes.plot(lengths(rows), [int(r["workspace"]) / 1e9 for r in rows], mark + ("-" if what == "forward" else "--"),
+                  color=colour, markeredgecolor="black", label=f"{number_of(rows[0])} {kernel}, {what}: {text}")
+    inputs = int(by_length(STEP02, "one-pass")[0]["compulsory"]) / 1e9
+    axes.axhline(inputs, color="black", linewidth=0.8, linestyle=":")
+    axes.text(16384, inputs * 1.12, "Q, K, V, O and LSE in fp32", ha="right", fontsize=9.5)
+    axes.text(512, 4e-4, "0 B: the forward of 03 fused, and of steps 05 and 06 in 16 bits", fontsize=9.5)
+    axis_of_lengths(axes)
+    axes.set(ylabel="workspace (GB)", ylim=(3e-4, 3e4))
+    axes.legend(frameon=False, fontsize=9.5, ncol=2, loc="upper left")
+    save(figure, axes, path, "Workspace against N; d = 128, 16 heads", sources)
+
+
+FIGURES = {BYTES_AGAINST_M: (draw_bytes_against_M, (SRAM, STEP02)), ROOFLINE: (draw_roofline, (STEP05,)),
+           LADDER_FIGURE: (draw_ladder, (STEP02, STEP05, STEP06, FA2, CUDNN)),
+           BYTES_AGAINST_N: (draw_bytes_against_N, (STEP02, STEP05, STEP06)),
+           WORKSPACE: (draw_workspace_against_N, (STEP02, STEP06, BACKWARD))}
 
 
 def main(words):
@@ -148,8 +343,10 @@ def main(words):
             with open(path) as file:
                 if source(*sources) not in file.read():
                     sys.exit(f"{path}: drawn from another {' or '.join(sources)}, or by another notes/plots.py: make plots")
+    elif words == ["--ladder"]:
+        ladder()
     elif words:
-        sys.exit("usage: notes/plots.py [--check]")
+        sys.exit("usage: notes/plots.py [--check | --ladder]")
     else:
         for path, (draw, sources) in FIGURES.items():
             draw(path, sources)
