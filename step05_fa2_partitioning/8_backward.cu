@@ -172,6 +172,7 @@ template <class Plan> static size_t bytes_of(Plan) {
 
 static bool supports(const attn_problem *p, unsigned pass, char *why, size_t why_size) {
     if (pass == ATTN_FORWARD) return fa2.supports(p, pass, why, why_size);
+    if (!countable(p, why, why_size)) return false;
     bool right = false;
     with_plan<false>(p, [&](auto plan) { right = fits(p, bytes_of(plan), why, why_size); });
     return right;

@@ -97,6 +97,7 @@ static void forward(const attn_problem *p, const attn_tensors *t) { fa2.forward(
 
 static bool supports(const attn_problem *p, unsigned pass, char *why, size_t why_size) {
     if (pass == ATTN_FORWARD) return fa2.supports(p, pass, why, why_size);
+    if (!countable(p, why, why_size)) return false;
     bool right = false;
     with_plan<true>(p, [&]<class Plan>(Plan) { right = fits(p, Plan::Smem, why, why_size); });
     return right;

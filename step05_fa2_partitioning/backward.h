@@ -248,6 +248,16 @@ inline uint64_t padded_rows(const attn_problem *p) {
     return (uint64_t)p->batch * p->heads * head_pitch(p);
 }
 
+// The kernels number rows, and numbers, in 32 bits.
+inline bool countable(const attn_problem *p, char *why, size_t why_size) {
+    if (padded_rows(p) < 1u << 31) return true;
+    snprintf(why, why_size,
+             "batch x heads is %llu, and each has at least %d rows here: more than 2^31 rows; make "
+             "one of them smaller",
+             (unsigned long long)p->batch * p->heads, Rows);
+    return false;
+}
+
 __device__ inline float to_float(__half x) { return __half2float(x); }
 __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 
