@@ -392,7 +392,7 @@ timelines: $(BUILD)/sim/step06    ## draw what step06's blocks do in the simulat
 	$(PYTHON) notes/timeline.py
 
 # A small shape in the simulator, a large one on a GPU.
-ACCURACY  = $(if $(filter gpu,$(DEVICE)),-H 16 -n 8192 -d 128,-H 2 -n 1024 -d 64)
+ACCURACY  = $(if $(filter gpu,$(DEVICE)),-H 2 -n 8192 -d 128,-H 2 -n 1024 -d 64)
 fp8-table: need-$(DEVICE) $(BUILD)/$(DEVICE)/step06    ## FlashAttention-3's table of FP8 accuracy: notes/results/sim_fp8_accuracy.csv
 	@$(PYTHON) tests/fp8_table.py $(BUILD)/$(DEVICE)/step06 $(ACCURACY) --out notes/results/$(DEVICE)_fp8_accuracy.csv $(ARGS)
 
