@@ -41,10 +41,12 @@ enum { FP8_BLOCK = 128 };  // rows that share a scale, with --fp8-scale block
 enum { FP8_P_OFFSET = 8 }; // log2
 
 // What x is multiplied with. Where there is next to nothing, 448 / largest would be infinite.
+//> fp8-scale
 FP8_FUNCTION float fp8_factor(float largest) { return largest > 0x1p-100f ? 448 / largest : 1; }
 FP8_FUNCTION float fp8_scale_of(float largest) {
     return largest > 0x1p-100f ? largest * (1.0f / 448) : 1;
 }
+//< fp8-scale
 
 // 1 or -1, as if by chance, for each column of a row. (The mixing steps are those of "lowbias32",
 // by Chris Wellons, nullprogram.com/blog/2018/07/31.)

@@ -77,6 +77,7 @@ __device__ static void attend(state<Tiling> &a, memory<Tiling> &x, uint64_t Q, u
     hand_over<Tiling>(consumer);
     wgmma_wait<1>(a.S); // P V may still run
     free_buffer(&x.K_empty[n % Stages]);
+    //> fp8-attend
     if (Masked) mask<Bc>(a.S, s, i, j * Bc);
     bool grown = update_maxima<Bc>(a.S, a.r, c);
     weights<Bc>(a.S, a.r, c);
@@ -85,6 +86,7 @@ __device__ static void attend(state<Tiling> &a, memory<Tiling> &x, uint64_t Q, u
     if (grown || V_scale != a.V_scale) rescale<Tiling::D>(a.O, a.r, a.V_scale / V_scale);
     a.V_scale = V_scale;
     to_operand<Bc>(a.P, a.S);
+    //< fp8-attend
 }
 
 // After the last tile: its O.
@@ -161,6 +163,7 @@ __global__ void __launch_bounds__(Tiling::Threads, 1)
 
 // The tiles, by d, the mask and the length: calls f with one of them. Keys that share a scale are a
 // tile, too. With a mask and few keys, much of a wide tile would be masked.
+//> fp8-tilings
 template <bool Causal, class F> static auto choose_tiling(const attn_problem *p, F f) {
     const bool blocks = p->fp8_scale == FP8_SCALE_BLOCK, few = p->seqlen_k <= 1024;
     if (p->head_dim <= 64) return f(tiling<64, Causal, 3, 128>());
@@ -168,6 +171,7 @@ template <bool Causal, class F> static auto choose_tiling(const attn_problem *p,
     if (blocks || (Causal && few)) return f(tiling<128, Causal, 2, 128>());
     return f(tiling<128, Causal, 3, 96>());
 }
+//< fp8-tilings
 template <class F> static auto with_tiling(const attn_problem *p, F f) {
     return p->causal ? choose_tiling<true>(p, f) : choose_tiling<false>(p, f);
 }

@@ -37,11 +37,13 @@ template <class Tiling> struct state {
 };
 
 // O in T's units, and T.
+//> two-level-add
 template <int D>
 __device__ static void add(float (&O)[D / 2], const float (&T)[D / 2], const float (&factor)[2]) {
 #pragma unroll
     for (int n = 0; n < D / 2; n++) O[n] = O[n] * factor[n / 2 % 2] + T[n];
 }
+//< two-level-add
 
 // The first tile of keys, number n of the block: S and P.
 template <class Tiling>

@@ -49,6 +49,7 @@ template <class Tiling> struct state {
 // Makes the weights, l of which is the sum of this tile's only, fit e4m3, and m with them. True if
 // one of the warp's rows had to change: then O must be multiplied by `factor`, as `before`, l of
 // the tiles before, is here. A quad has a row together, so its lanes change it by the same power.
+//> fit
 template <int Bc> __device__ static bool fit(float (&S)[Bc / 2], fp8_rows &r, float (&before)[2]) {
     bool over = !(r.l[0] <= Largest && r.l[1] <= Largest);
     if (!__any_sync(~0u, over)) return false;
@@ -67,6 +68,7 @@ template <int Bc> __device__ static bool fit(float (&S)[Bc / 2], fp8_rows &r, fl
     }
     return true;
 }
+//< fit
 
 // The first tile of keys, number n of the block: S and P.
 template <class Tiling>
@@ -112,12 +114,14 @@ __device__ static void attend(state<Tiling> &a, memory_with_verdicts<Tiling> &x,
         mask<Bc>(a.S, s, i, j * Bc);
         changed = update_maxima<Bc>(a.S, a.r, c, LowGrowth);
     }
+    //> watch-sums
     float before[2] = {a.r.l[0], a.r.l[1]};
     a.r.l[0] = a.r.l[1] = 0;
     weights<Bc>(a.S, a.r, c, LowOffset);
     if (!Exact) changed = fit<Bc>(a.S, a.r, before);
     a.r.l[0] += before[0];
     a.r.l[1] += before[1];
+    //< watch-sums
     wgmma_wait<0>(a.O, a.P);
     free_buffer(&x.V_empty[(n - 1) % Stages]);
     if (changed || V_scale != a.V_scale) rescale<Tiling::D>(a.O, a.r, a.V_scale / V_scale);

@@ -98,6 +98,7 @@ __device__ inline void start_QK(float (&S)[Tiling::Bc / 2], uint64_t Q, uint64_t
 }
 
 // O += P V is started, or with `accumulate` 0, O = P V. V's tile has D rows, of Bc keys.
+//> fp8-start-PV
 template <class Tiling>
 __device__ inline void start_PV(float (&O)[Tiling::D / 2], const uint32_t (&P)[Tiling::Bc / 32][4],
                                 uint64_t V, bool accumulate) {
@@ -107,6 +108,7 @@ __device__ inline void start_PV(float (&O)[Tiling::D / 2], const uint32_t (&P)[T
         wgmma_m64k32<Tiling::D>(O, P[k / 32], wgmma_moved(V, column_bytes<Tiling::D, Bc>(k)),
                                 accumulate || k > 0);
 }
+//< fp8-start-PV
 
 // ---- rows: the softmax for P in e4m3 ------------------------------------------------------------
 
@@ -116,8 +118,10 @@ __device__ inline void start_PV(float (&O)[Tiling::D / 2], const uint32_t (&P)[T
 //
 // Rung 5 puts rescaling off until a maximum has grown by 2^8; here there is room for 448 / 256,
 // which is 2^0.807. It is still worth it: most tiles raise a maximum by nothing, or little.
+//> fp8-offset
 constexpr float Offset = FP8_P_OFFSET; // log2
 constexpr float Growth = 0.8f;
+//< fp8-offset
 constexpr float Ln2 = 0.693147181f;
 
 // What a thread knows of its two rows. m is scaled, as blocks of K can have different scales: it is
@@ -156,6 +160,7 @@ __device__ inline bool update_maxima(const float (&S)[Bc / 2], fp8_rows &r, floa
 }
 
 // S becomes the weights times 2^offset, and l their sum.
+//> fp8-weights
 template <int Bc>
 __device__ inline void weights(float (&S)[Bc / 2], fp8_rows &r, float c, float offset = Offset) {
 #pragma unroll
@@ -170,6 +175,7 @@ __device__ inline void weights(float (&S)[Bc / 2], fp8_rows &r, float c, float o
             }
     }
 }
+//< fp8-weights
 
 // `units`: what O's unit was, in its new one.
 template <int D> __device__ inline void rescale(float (&O)[D / 2], const fp8_rows &r, float units) {
@@ -180,6 +186,7 @@ template <int D> __device__ inline void rescale(float (&O)[D / 2], const fp8_row
 
 // The weights as a left operand: of 16 columns a lane has 2t, 2t + 1, 2t + 8, 2t + 9 of either row,
 // and these become slots 4t to 4t + 3 (quantize.h).
+//> fp8-operand
 template <int Bc>
 __device__ inline void to_operand(uint32_t (&P)[Bc / 32][4], const float (&S)[Bc / 2]) {
 #pragma unroll
@@ -190,6 +197,7 @@ __device__ inline void to_operand(uint32_t (&P)[Bc / 32][4], const float (&S)[Bc
             P[k][part] = pack_e4m3(S[e], S[e + 1], S[e + 4], S[e + 5]);
         }
 }
+//< fp8-operand
 
 // ---- which tile of queries comes when -----------------------------------------------------------
 
@@ -331,10 +339,12 @@ template <class Tiling> __device__ inline void hand_over(int consumer) {
 
 // What makes exponents of S: the scores' scale, log2(e), the scales of Q and K. Not 0, even if all
 // that is scaled is tiny: 0 times the mask's -infinity would be NaN.
+//> exponent-scale
 template <class Tiling>
 __device__ inline float exponent_scale(float c_Q, const memory<Tiling> &x, unsigned n) {
     return fmaxf(c_Q * x.K_scale[n % Stages], FLT_MIN);
 }
+//< exponent-scale
 
 // O times `scale` / l to its place in shared memory, as bf16, and LSE to HBM. `first` is the
 // warpgroup's first row of the tile.

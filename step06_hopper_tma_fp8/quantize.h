@@ -139,6 +139,7 @@ __device__ inline rotation rotation_of_thread(int d) {
 }
 
 // A lane has 8 columns, x; the next 8 are the next lane's.
+//> rotate
 __device__ inline void rotate(float (&x)[Piece], const rotation &r) {
 #pragma unroll
     for (int e = 0; e < Piece; e++) x[e] *= r.sign[e];
@@ -159,6 +160,7 @@ __device__ inline void rotate(float (&x)[Piece], const rotation &r) {
 #pragma unroll
     for (int e = 0; e < Piece; e++) x[e] *= r.shorter;
 }
+//< rotate
 
 // ---- the largest elements -----------------------------------------------------------------------
 
@@ -281,6 +283,7 @@ __device__ inline void quantise_columns(const tensor &t, uint8_t *x8, int d, con
         for (int k = 0; k < 16; k++) piece[k] = load_piece(t, d, at.head, key + k, column);
 #pragma unroll
         for (int e = 0; e < Piece; e++) {
+            //> transpose
             uint32_t slots[4];
 #pragma unroll
             for (int k = 0; k < 8; k += 2)
@@ -290,6 +293,7 @@ __device__ inline void quantise_columns(const tensor &t, uint8_t *x8, int d, con
             size_t to = ((size_t)at.head * d + column + e) * pitch + key;
             if (column < d && key < pitch)
                 *(uint4 *)&x8[to] = make_uint4(slots[0], slots[1], slots[2], slots[3]);
+            //< transpose
         }
     }
 }
