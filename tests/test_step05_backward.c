@@ -107,7 +107,7 @@ static void expect_right(const struct attn_kernel *k, struct attn_problem p,
 // Of other lengths than those of the tests of all kernels, which run with all the memory there is,
 // and with as little as none of these tilings takes: several tiles of keys and of queries, the last
 // ones not full; fewer keys than queries, so that the first queries see none; and more, and d
-// padded.
+// padded; and a first query that sees all keys of some tile but its last, the 64th.
 Test(step05_backward, every_tiling_is_right_and_without_bank_conflicts) {
     if (!machine.simulated) return;
     for (int number = 0; number < KERNELS; number++)
@@ -116,6 +116,8 @@ Test(step05_backward, every_tiling_is_right_and_without_bank_conflicts) {
             expect_right(kernel(number), problem(150, 140, plans[plan].d, plans[plan].smem),
                          DATA_NORMAL);
             expect_right(kernel(number), problem(70, 150, plans[plan].d - 16, plans[plan].smem),
+                         DATA_NORMAL);
+            expect_right(kernel(number), problem(20, 82, plans[plan].d, plans[plan].smem),
                          DATA_NORMAL);
         }
 }

@@ -252,7 +252,14 @@ static bool run(const struct attn_kernel *k, struct fp8_case *c) {
         c->buffer[i] = malloc(buffers[i].bytes);
         machine_read(c->buffer[i], t.buffer[i], buffers[i].bytes);
     }
-    for (int i = 0; i < count; i++) machine_free(t.buffer[i]);
+    for (int i = 0; i < count; i++) {
+        uint32_t left = 0;
+        if (buffers[i].zeroed) machine_read(&left, t.buffer[i], sizeof left);
+        cr_expect_eq(left, 0,
+                     "--kernel %s %s: not all tiles, or some twice, have asked for another",
+                     k->name, name_of(p));
+        machine_free(t.buffer[i]);
+    }
     machine_free((void *)t.Q), machine_free((void *)t.K), machine_free((void *)t.V);
     machine_free(t.O), machine_free(t.LSE);
     return true;
@@ -473,6 +480,37 @@ Test(step06_fp8, blocks_take_one_tile_after_the_other) {
                                                .fp8_scale = (enum fp8_scale)((i + 2) % 3),
                                                .sm_count = 1 + i / 2},
                          rising);
+}
+
+// As in rung 5 (test_step06.c): as many heads as a multiprocessor's 512 KB of L2 has K and V for,
+// of a byte an element; at most 16, or 64 where d is small; and no K and V for two groups.
+Test(step06_fp8, groups_of_heads) {
+    static const struct {
+        int heads, kv_heads, k, d, sm_count, group;
+    } cases[] = {{6, 3, 600, 256, 1, 2},     {6, 3, 512, 256, 1, 4},
+                 {6, 3, 40, 256, 1, 12},     {96, 96, 100, 128, 132, 16},
+                 {96, 96, 100, 64, 132, 64}, {96, 32, 100, 128, 132, 15},
+                 {96, 1, 100, 128, 132, 96}};
+    for (size_t n = 0; n < 2 * sizeof cases / sizeof *cases; n++) {
+        struct attn_problem p = {.batch = 2,
+                                 .heads = cases[n / 2].heads,
+                                 .kv_heads = cases[n / 2].kv_heads,
+                                 .seqlen_q = 140,
+                                 .seqlen_k = cases[n / 2].k,
+                                 .head_dim = cases[n / 2].d,
+                                 .causal = n % 2,
+                                 .dtype = ATTN_FP8,
+                                 .smem = machine.smem,
+                                 .sm_count = cases[n / 2].sm_count};
+        char text[160], words[60];
+        snprintf(words, sizeof words, "groups of %d heads", p.causal ? cases[n / 2].group : 1);
+        for (int i = 0; i < attn_kernel_count(); i++) {
+            const struct attn_kernel *k = attn_kernel_at(i);
+            if (!is_asked_for(k) || !k->supports(&p, ATTN_FORWARD, text, sizeof text)) continue;
+            k->describe(&p, ATTN_FORWARD, text, sizeof text);
+            cr_expect(strstr(text, words), "--kernel %s: '%s', not %s", k->name, text, words);
+        }
+    }
 }
 
 // Just few enough keys for the tiles of few keys, enough for the widest tiles, and without a mask.
