@@ -75,8 +75,8 @@ __host__ __device__ inline int keys_seen(const shape &s, int end) {
 }
 
 // What a block does: Br queries of query head bh, from i0 on, and the first `keys` of the K and V
-// that this head reads.
-struct task {
+// that this head reads. Aligned, so that it is read and written at once.
+struct __align__(16) task {
     int bh, head, i0, keys;
 };
 
