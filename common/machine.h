@@ -41,6 +41,10 @@ void machine_write(void *device, const void *host, size_t bytes);
 void machine_read(void *host, const void *device, size_t bytes);
 void machine_poison(void *device, size_t bytes); // every byte 0xff: NaN in each of our types
 void machine_zero(void *device, size_t bytes);
+// What a workspace buffer holds before a pass: NaN, or the zeros that it asks for.
+static inline void machine_refill(void *device, const struct attn_buffer *b) {
+    (b->zeroed ? machine_zero : machine_poison)(device, b->bytes);
+}
 
 enum { MACHINE_MAX_LAUNCHES = 64, MACHINE_MAX_BUFFERS = 24, MACHINE_ERROR = 1200 };
 

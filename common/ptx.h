@@ -126,12 +126,12 @@ PTX_LDMATRIX(ldmatrix_x4_trans, 4, true)
 // next of row l / 4; lane 8 m + i says where row i of matrix m goes, 16 bytes at a multiple of 16.
 // An older GPU than sm_90 does not have it, as HasStmatrix says.
 
-#ifdef __CUDACC__
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ < 900
 constexpr bool HasStmatrix = false;
 #else
 constexpr bool HasStmatrix = true;
 #endif
+#ifdef __CUDACC__
 PTX void stmatrix_x4(void *smem_row, const uint32_t (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
                      smem_address(smem_row)),
@@ -139,7 +139,6 @@ PTX void stmatrix_x4(void *smem_row, const uint32_t (&r)[4]) {
                  : "memory");
 }
 #else
-constexpr bool HasStmatrix = true;
 PTX void stmatrix_x4(void *smem_row, const uint32_t (&r)[4], SIM_HERE) {
     sim_stmatrix_x4(smem_row, r, SIM_PLACE);
 }

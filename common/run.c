@@ -119,8 +119,7 @@ static void poison(struct run *run, unsigned pass) {
     for (int i = 0; i < run->buffers; i++) {
         bool kept_for_it = pass == ATTN_BACKWARD && run->buffer[i].kept;
         if ((run->buffer[i].passes & pass) && !kept_for_it)
-            (run->buffer[i].zeroed ? machine_zero : machine_poison)(run->device.buffer[i],
-                                                                    run->buffer[i].bytes);
+            machine_refill(run->device.buffer[i], &run->buffer[i]);
     }
 }
 

@@ -79,8 +79,7 @@ struct peers_rung *peers_open(const char *name, const struct peers_shape *s, uns
             snprintf(why, why_size, "no %zu bytes for %s", buffer[i].bytes, buffer[i].name);
             goto fail;
         }
-        (buffer[i].zeroed ? machine_zero : machine_poison)(rung->tensors.buffer[i],
-                                                           buffer[i].bytes);
+        machine_refill(rung->tensors.buffer[i], &buffer[i]);
     }
     return rung;
 fail:

@@ -230,7 +230,7 @@ static bool run(const struct attn_kernel *k, struct fp8_case *c) {
     int count = k->buffers(p, buffers);
     for (int i = 0; i < count; i++) {
         t.buffer[i] = machine_alloc(buffers[i].name, buffers[i].bytes);
-        (buffers[i].zeroed ? machine_zero : machine_poison)(t.buffer[i], buffers[i].bytes);
+        machine_refill(t.buffer[i], &buffers[i]);
     }
     struct machine_work work = {k->forward, p, &t};
     machine_run(&work, &m);
