@@ -19,6 +19,9 @@ DEVICE   ?= $(if $(HAS_GPU),gpu,sim)
 ARCH     ?= $(if $(HAS_GPU),native,75 80 90)
 STEP     ?=
 ARGS     ?=
+# What a file of measurements says of the programs, and has in its name.
+COMMIT   ?= $(shell git describe --always --dirty 2>/dev/null)
+CARD_NAME = $(shell nvidia-smi --query-gpu=name --format=csv,noheader | sed -n '1{s/^NVIDIA //;s/[ -].*//;p}' | tr A-Z a-z)
 
 # A make within make shares the jobs of the one around it.
 JOBS      := $(shell case "$$MAKEFLAGS" in (*jobserver*) ;; (*) echo -j$$(nproc) ;; esac)
@@ -393,8 +396,9 @@ timelines: $(BUILD)/sim/step06    ## draw what step06's blocks do in the simulat
 
 # A small shape in the simulator, a large one on a GPU.
 ACCURACY  = $(if $(filter gpu,$(DEVICE)),-H 2 -n 8192 -d 128,-H 2 -n 1024 -d 64)
-fp8-table: need-$(DEVICE) $(BUILD)/$(DEVICE)/step06    ## FlashAttention-3's table of FP8 accuracy: notes/results/sim_fp8_accuracy.csv
-	@$(PYTHON) tests/fp8_table.py $(BUILD)/$(DEVICE)/step06 $(ACCURACY) --out notes/results/$(DEVICE)_fp8_accuracy.csv $(ARGS)
+fp8-table: need-$(DEVICE) $(BUILD)/$(DEVICE)/step06    ## FlashAttention-3's table of FP8 accuracy: notes/results/sim_fp8_accuracy.csv, or CARD_fp8_accuracy.csv
+	@$(PYTHON) tests/fp8_table.py $(BUILD)/$(DEVICE)/step06 $(ACCURACY) --commit "$(COMMIT)" \
+	  --out notes/results/$(if $(filter gpu,$(DEVICE)),$(CARD_NAME),sim)_fp8_accuracy.csv $(ARGS)
 
 plots:                      ## draw the figures that show results: notes/figures/ladder.svg and others
 	$(PYTHON) notes/plots.py
@@ -406,19 +410,11 @@ numpy-cases:
 gallery: $(BUILD)/sim/gallery    ## a gallery of mistakes; BUG=missing_barrier shows what is found
 	@$< $(BUG)
 
-# The measurements of the ladder and of its peers, by the commands that the H200's files name, one after the other.
-# Another card's files have its name, as a100_fp32.csv.
-BENCH    := fp32 backward step05 step05_peers step05_backward_peers step06 step06_peers fp8_peers
-CARD_NAME = $(shell nvidia-smi --query-gpu=name --format=csv,noheader | sed -n '1{s/^NVIDIA //;s/[ -].*//;p}' | tr A-Z a-z)
-bench: need-gpu $(if $(HAS_GPU),$(addprefix $(BUILD)/gpu/,ladder step06 kernels.so))    ## measure the ladder and its peers again (they need PyTorch): notes/results/*.csv; BENCH=step06
-	@set -e; for f in $(BENCH); do out=notes/results/$(CARD_NAME)_$$f.csv; \
-	  grep -oE '"(build/gpu/|tests/peers.py )[^"]*"' notes/results/h200_$$f.csv | tr -d '"' | awk '!seen[$$0]++' | \
-	    sed "s,notes/results/h200_$$f.csv,$$out," >$(BUILD)/bench.txt; \
-	  : >$(BUILD)/bench.csv; \
-	  while read -r command; do echo "$$command"; \
-	    case $$command in (tests/*) python3 $$command;; (*) $$command >$$out;; esac </dev/null; \
-	    cat $$out >>$(BUILD)/bench.csv; done <$(BUILD)/bench.txt; \
-	  awk 'NR == 1 || !/^date/' $(BUILD)/bench.csv >$$out; done
+# Files of notes/results to measure again: the ladder and its peers take about MINUTES minutes on an H200. Others are
+# fp32 backward step05 step05_peers step05_backward_peers step06 step06_peers fp8_peers.
+BENCH    ?= ladder ladder_peers
+bench: need-gpu $(if $(HAS_GPU),$(addprefix $(BUILD)/gpu/,ladder step06 kernels.so))    ## on a GPU, measure the ladder and its peers (they need PyTorch): notes/results/CARD_ladder*.csv; BENCH=step06
+	@tests/bench.sh $(CARD_NAME) "$(COMMIT)" $(BUILD) $(BENCH)
 
 bench-sim: $(BUILD)/sim/bench    ## what an access costs in the simulator
 	@$<

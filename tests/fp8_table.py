@@ -20,6 +20,7 @@ import datetime
 import io
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -36,11 +37,16 @@ ROWS = [
     ("FP8, rotated, a scale for each block",
      ["--dtype", "fp8", "--rotate", "--fp8-scale", "block"], 9.1e-3),
 ]
-COLUMNS = ["date", "device", "row", "kernel", "fp8_sums", "batch", "heads", "seqlen", "head_dim", "seeds",
-           "rmse", "baseline_rmse", "paper_rmse"]
+COLUMNS = ["date", "device", "driver", "row", "kernel", "fp8_sums", "batch", "heads", "seqlen", "head_dim", "seeds",
+           "rmse", "baseline_rmse", "paper_rmse", "command", "commit"]
 
 
 # ---- the program, one run ------------------------------------------------------------------------
+
+def stop(why, status):
+    print(f"fp8_table.py: {why}", file=sys.stderr)
+    sys.exit(status)
+
 
 def run(program, options):
     """The CSV row of a run with one kernel. Ends the script where the kernel could not, or was wrong."""
@@ -48,8 +54,8 @@ def run(program, options):
     done = subprocess.run(command, capture_output=True, text=True)
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
     if done.returncode or len(rows) != 1 or rows[0]["result"] != "ok":
-        reason = done.stderr.strip() or (rows[0]["why"] if rows else "no output")
-        sys.exit(f"fp8_table.py: {' '.join(command)}: {reason}")
+        stop(f"{' '.join(command)}: {done.stderr.strip() or (rows[0]['why'] if rows else 'no output')}",
+             done.returncode or 1)
     return rows[0]
 
 
@@ -88,7 +94,7 @@ def squares_of_standard(folder, rows_at_once=1024):
 # ---- the table -----------------------------------------------------------------------------------
 
 def measure(arguments, options, seed):
-    """(mean square error, the FP8 baseline's or None, device, sums)."""
+    """(mean square error, the FP8 baseline's or None, the kernel's row)."""
     shape = ["-b", arguments.batch, "-H", arguments.heads, "-n", arguments.seqlen, "-d", arguments.head_dim]
     common = ["--data", "outliers", "--seed", seed, "--repeat", 1, *shape]
     common = [str(word) for word in common] + arguments.more
@@ -96,11 +102,11 @@ def measure(arguments, options, seed):
         kernel = arguments.fp8_kernel if "fp8" in options else arguments.kernel
         row = run(arguments.program, [*common, "--kernel", kernel, *options])
         base = float(row["base_rmse_O"]) ** 2 if row["base_rmse_O"] else None
-        return float(row["rmse_O"]) ** 2, base, row["device"], row["fp8_sums"]
+        return float(row["rmse_O"]) ** 2, base, row
     with tempfile.TemporaryDirectory() as folder:
         row = run(arguments.program, [*common, "--kernel", arguments.kernel, "--dtype", "fp16", "--dump", folder])
         squares, elements = squares_of_standard(folder)
-    return squares / elements, None, row["device"], ""
+    return squares / elements, None, row
 
 
 def result_of(arguments, name, options, paper):
@@ -109,10 +115,11 @@ def result_of(arguments, name, options, paper):
     rms = lambda squares: math.sqrt(sum(squares) / len(squares))
     kernel = "NumPy" if options is None else arguments.fp8_kernel if "fp8" in options else arguments.kernel
     base = "" if runs[0][1] is None else f"{rms([r[1] for r in runs]):.4g}"
-    return dict(zip(COLUMNS, [datetime.datetime.now(datetime.timezone.utc).date(), runs[0][2], name, kernel,
-                              runs[0][3], arguments.batch, arguments.heads, arguments.seqlen,
-                              arguments.head_dim, arguments.seeds, f"{rms([r[0] for r in runs]):.4g}", base,
-                              paper]))
+    row = runs[0][2]
+    return dict(zip(COLUMNS, [datetime.datetime.now(datetime.timezone.utc).date(), row["device"], row["driver"], name,
+                              kernel, row["fp8_sums"], arguments.batch, arguments.heads, arguments.seqlen,
+                              arguments.head_dim, arguments.seeds, f"{rms([r[0] for r in runs]):.4g}", base, paper,
+                              arguments.command, arguments.commit]))
 
 
 def print_row(row):
@@ -121,9 +128,8 @@ def print_row(row):
           f"{float(row['paper_rmse']):9.1e}".replace("nan", "  -"), flush=True)
 
 
-def write(path, rows, command):
+def write(path, rows):
     with open(path, "w") as file:
-        file.write(f"# {command}\n")
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
@@ -140,11 +146,14 @@ def parse(words):
     parser.add_argument("--kernel", default="fa3", help="of the 16-bit rows")
     parser.add_argument("--fp8-kernel", default="fp8")
     parser.add_argument("--out", help="a CSV file")
-    return parser.parse_known_args(words)
+    parser.add_argument("--commit", default="", help="what the programs are of, for the CSV file")
+    arguments, arguments.more = parser.parse_known_args(words)
+    arguments.command = re.sub(r" --(out|commit)[ =]\S+", "", " ".join(["tests/fp8_table.py", *words]))
+    return arguments
 
 
 def main(words):
-    arguments, arguments.more = parse(words)
+    arguments = parse(words)
     known = kernels_of(arguments.program)
     print(f"RMSE of O, outliers, B {arguments.batch}, H {arguments.heads}, N {arguments.seqlen}, "
           f"d {arguments.head_dim}, seeds 1 to {arguments.seeds}\n")
@@ -153,13 +162,13 @@ def main(words):
     for name, options, paper in ROWS:
         kernel = arguments.fp8_kernel if options and "fp8" in options else arguments.kernel
         if kernel not in known:
-            sys.exit(f"fp8_table.py: {arguments.program} has no kernel {kernel}; --list shows them")
+            stop(f"{arguments.program} has no kernel {kernel}; --list shows them", 2)
         rows.append(result_of(arguments, name, options, paper))
         print_row(rows[-1])
     print("\nbaseline: attention that quantises in the same way and is exact otherwise (common/fp8.h).\n"
           "paper: FlashAttention-3, arXiv:2407.08608, table 3; its shape is not stated.")
     if arguments.out:
-        write(arguments.out, rows, " ".join(["fp8_table.py", *words]))
+        write(arguments.out, rows)
 
 
 if __name__ == "__main__":

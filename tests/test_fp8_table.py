@@ -19,8 +19,7 @@ TENSOR, BLOCK, ROTATED, BOTH = [options for _, options, _ in fp8_table.ROWS[2:]]
 
 
 def arguments_of(program, *words):
-    arguments, arguments.more = fp8_table.parse([program, *words])
-    return arguments
+    return fp8_table.parse([program, *words])
 
 
 def rmse(arguments, options):
@@ -61,17 +60,22 @@ class Table(unittest.TestCase):
         self.assertEqual((row["kernel"], row["fp8_sums"], row["seqlen"]), ("fp8-on-host", "exact", 64))
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "table.csv")
-            fp8_table.write(path, [row], "command")
+            fp8_table.write(path, [row])
             with open(path) as file:
-                lines = file.read().splitlines()
-        self.assertEqual(lines[0], "# command")
-        self.assertEqual(next(csv.DictReader(lines[1:]))["paper_rmse"], "0.0091")
+                [written] = csv.DictReader(file)
+        self.assertEqual((written["paper_rmse"], written["commit"]), ("0.0091", ""))
+        self.assertEqual(written["command"], f"tests/fp8_table.py {VARIANTS} -n 64 --seeds 3 --fp8-kernel fp8-on-host")
+
+    def test_the_command_is_without_where_the_table_goes(self):
+        arguments = arguments_of(STEP06, "-n", "64", "--commit", "abc", "--out", "table.csv", "--seeds", "1")
+        self.assertEqual(arguments.command, f"tests/fp8_table.py {STEP06} -n 64 --seeds 1")
+        self.assertEqual(arguments.commit, "abc")
 
     def test_what_cannot_be_run_is_said_in_a_line(self):
         for words in (["--fp8-kernel", "nonsuch"], ["--kernel", "nonsuch"], ["-d", "12"]):
             done = subprocess.run([sys.executable, fp8_table.__file__, STEP06, "-n", "64", "--seeds", "1", *words],
                                   capture_output=True, text=True)
-            self.assertEqual(done.returncode, 1, words)
+            self.assertEqual(done.returncode, 2, words)
             self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
             self.assertIn(words[1], done.stderr)
 

@@ -3,6 +3,7 @@
 // Counts are exact: each expectation below was worked out by hand from the kernel's source.
 
 #include "hardware.h"
+#include "sim/internal.h"
 #include "sim/sim.h"
 #include "sim_kernels.h"
 
@@ -440,3 +441,6 @@ Test(simulator, counts_do_not_depend_on_the_number_of_workers) {
         cr_expect_arr_eq(now, first, sizeof first);
     }
 }
+
+// Without memory for its notes the simulator ends as a machine that cannot, and does not crash.
+Test(simulator, memory_for_notes_runs_out, .exit_code = 3) { sim_memory(NULL); }

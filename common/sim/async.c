@@ -32,8 +32,7 @@ struct copy {
 static void add_copy(struct copies *c, struct copy new) {
     if (c->count == c->room) {
         c->room = c->room ? 2 * c->room : 16;
-        c->copy = realloc(c->copy, c->room * sizeof *c->copy);
-        if (!c->copy) abort();
+        c->copy = sim_memory(realloc(c->copy, c->room * sizeof *c->copy));
     }
     c->copy[c->count++] = new;
 }

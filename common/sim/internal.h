@@ -227,6 +227,10 @@ int sim_buffer_at(uintptr_t address); // 0 if none
 void memory_launch_begin(void);       // clears `touched`
 void memory_launch_end(void);         // adds `touched` to `distinct`
 
+// Passes on what malloc() or one of its kin gave. If that is nothing the program ends, with status
+// 3: this is for the simulator's own notes, which are small, and without which it cannot go on.
+void *sim_memory(void *given);
+
 const char *memory_verb(int kind); // "load", "store", "atomic"
 
 // What an instruction of ptx.h does with memory: checked, counted and logged like an access that

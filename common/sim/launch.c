@@ -89,8 +89,8 @@ const char *sim_warning(void) { return first_warning; }
 void sim_thread_fence(void) {
     uint32_t block = sim_worker->block;
     pthread_mutex_lock(&grid.lock);
-    if (!grid.fenced) grid.fenced = calloc(grid.blocks / 8 + 1, 1);
-    if (grid.fenced) grid.fenced[block / 8] |= (uint8_t)(1 << block % 8);
+    if (!grid.fenced) grid.fenced = sim_memory(calloc(grid.blocks / 8 + 1, 1));
+    grid.fenced[block / 8] |= (uint8_t)(1 << block % 8);
     pthread_mutex_unlock(&grid.lock);
 }
 
@@ -194,11 +194,11 @@ static struct {
 
 static void *pool_thread(void *number) {
     int me = (int)(intptr_t)number;
-    struct worker *w = sim_worker = calloc(1, sizeof *w);
+    struct worker *w = sim_worker = sim_memory(calloc(1, sizeof *w));
     symbols_own_segments(w);
     w->home.stack = (char *)w->stack_base;
     w->home.mapped = w->stack_bytes;
-    w->shared_cell = detect_new_cells(w->shared_bytes);
+    w->shared_cell = sim_memory(detect_new_cells(w->shared_bytes));
     faults_catch();
     uint64_t seen = 0;
     pthread_mutex_lock(&pool.lock);

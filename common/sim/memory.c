@@ -70,6 +70,12 @@ static bool enough_memory(size_t bytes, bool cells) {
            used + real_size(bytes, cells) <= all / 10 * 9; // never drive the machine into swapping
 }
 
+void *sim_memory(void *given) {
+    if (given) return given;
+    fputs("the simulator has no memory left for its notes; try a smaller shape\n", stderr);
+    exit(3);
+}
+
 void *sim_alloc(const char *name, size_t bytes) {
     size_t granules = bytes / GRANULE + 1;
     bool cells = !sim_fast();

@@ -82,8 +82,7 @@ static void begin(struct worker *w) {
 
 struct sm90 *sm90_use(void) {
     struct worker *w = sim_worker;
-    if (!w->sm90) w->sm90 = malloc(sizeof *w->sm90);
-    if (!w->sm90) abort();
+    if (!w->sm90) w->sm90 = sim_memory(malloc(sizeof *w->sm90));
     if (!w->uses_sm90) begin(w);
     return w->sm90;
 }

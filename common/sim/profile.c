@@ -24,12 +24,7 @@ struct row {
 
 static struct profile all; // rows of all launches since sim_reset
 
-// There are only as many rows as access instructions: without memory for them nothing could go on.
-static void *make(size_t count, size_t size) {
-    void *p = calloc(count + 1, size);
-    if (!p) abort();
-    return p;
-}
+static void *make(size_t count, size_t size) { return sim_memory(calloc(count + 1, size)); }
 
 // ---- the table: open addressing, a power of two of places, at most half of them taken -----------
 

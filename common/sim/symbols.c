@@ -143,7 +143,7 @@ const uint8_t *symbols_shared_map(const void *kernel, size_t dynamic) {
     static const void *last_kernel;
     static size_t last_dynamic;
     if (map && kernel == last_kernel && dynamic == last_dynamic) return map;
-    if (!map) map = malloc(tls_bytes + 16);
+    if (!map) map = sim_memory(malloc(tls_bytes + 16));
     memset(map, table.first == NULL, tls_bytes + 16); // a stripped program: allow everything
     struct kernel_symbols of = symbols_of(kernel);
     for (const Elf64_Sym *s = of.first; s < of.end; s++)

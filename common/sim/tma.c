@@ -198,8 +198,7 @@ static struct box *start(struct box b, const char *what, const int at[]) {
     b.step = sim_worker->step;
     check_place(&b, what);
     check_column(&b, what);
-    struct box *new = malloc(sizeof *new);
-    if (!new) abort();
+    struct box *new = sim_memory(malloc(sizeof *new));
     *new = b;
     *(s->last_box ? &s->last_box->next : &s->first_box) = new;
     s->last_box = new;
@@ -243,8 +242,7 @@ void sim_tma_store(const void *map, const void *smem, int rank, const int at[],
     if (to->input)
         sim_fail("writes its input: %s at %s:%d to %s; inputs are const", what, place.file,
                  place.line, to->name);
-    b->data = malloc(b->bytes);
-    if (!b->data) abort();
+    b->data = sim_memory(malloc(b->bytes));
     memcpy(b->data, smem, b->bytes);
     b->pc = symbols_pc(HERE);
     count(b);

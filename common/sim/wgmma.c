@@ -44,8 +44,7 @@ static void element_of(int thread, int i, int *row, int *column) {
 }
 
 static struct accumulators *take_accumulators(struct warpgroup *g, int N) {
-    struct accumulators *a = malloc(sizeof *a);
-    if (!a) abort();
+    struct accumulators *a = sim_memory(malloc(sizeof *a));
     a->N = N;
     a->products = 0;
     for (int t = 0; t < 128; t++) {
@@ -93,8 +92,7 @@ static bool start(struct warpgroup *g) {
     operand_inspect(g, &B, first->pc);
     if (A.name) operand_inspect(g, &A, first->pc);
     struct accumulators *accumulators = accumulators_of(g, first);
-    struct product *p = calloc(1, sizeof *p);
-    if (!p) abort();
+    struct product *p = sim_memory(calloc(1, sizeof *p));
     p->A = A;
     p->B = B;
     p->element = first->element;
@@ -201,8 +199,7 @@ struct registers {
 };
 
 static struct array *array_at(struct thread *t, const void *p, size_t bytes) {
-    if (!t->registers) t->registers = calloc(1, sizeof *t->registers);
-    if (!t->registers) abort();
+    if (!t->registers) t->registers = sim_memory(calloc(1, sizeof *t->registers));
     struct registers *r = t->registers;
     for (int i = 0; i < r->arrays; i++)
         if (r->array[i].start == (uintptr_t)p && r->array[i].bytes == bytes) return &r->array[i];
