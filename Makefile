@@ -142,8 +142,8 @@ $(BUILD)/gpu/%.o: %.cu
 
 # What a file is compiled for.
 FOR = $(GENCODE)
-$(BUILD)/gpu/step05_% $(BUILD)/gpu/tests/instructions.o: FOR = $(AMPERE)
-$(BUILD)/gpu/step06_% $(BUILD)/gpu/tests/instructions_sm90.o $(BUILD)/gpu/tests/count_instructions.o: FOR = $(HOPPER)
+$(BUILD)/gpu/step05_% $(BUILD)/gpu/peak_mma.cu.o $(BUILD)/gpu/tests/instructions.o: FOR = $(AMPERE)
+$(BUILD)/gpu/step06_% $(BUILD)/gpu/peak_wgmma.cu.o $(BUILD)/gpu/tests/instructions_sm90.o $(BUILD)/gpu/tests/count_instructions.o: FOR = $(HOPPER)
 
 # ---- linking: a program is the harness, a machine and some kernels ---------------------------------
 
@@ -275,7 +275,6 @@ test-pages: $(TESTED)
 	$(if $(filter build,$(BUILD)),$(PYTHON) notes/timeline.py --check)
 	$(PYTHON) notes/book.py --check
 	$(PYTHON) notes/plots.py --check
-	$(PYTHON) notes/plot_training.py --check
 	$(PYTHON) tests/mutants.py --check $(wildcard tests/mutants/*.txt)
 	$(PYTHON) tests/test_book.py
 
@@ -402,7 +401,6 @@ fp8-table: need-$(DEVICE) $(BUILD)/$(DEVICE)/step06    ## FlashAttention-3's tab
 
 plots:                      ## draw the figures that show results: notes/figures/ladder.svg and others
 	$(PYTHON) notes/plots.py
-	$(PYTHON) notes/plot_training.py
 
 numpy-cases:
 	@$(PYTHON) tests/numpy_reference.py $(BUILD)/numpy_cases
@@ -416,8 +414,12 @@ BENCH    ?= ladder ladder_peers
 bench: need-gpu $(if $(HAS_GPU),$(addprefix $(BUILD)/gpu/,ladder step06 kernels.so))    ## on a GPU, measure the ladder and its peers (they need PyTorch): notes/results/CARD_ladder*.csv; BENCH=step06
 	@tests/bench.sh $(CARD_NAME) "$(COMMIT)" $(BUILD) $(BENCH)
 
-bench-sim: $(BUILD)/sim/bench    ## what an access costs in the simulator
-	@$<
+# The ladder as make run shows it, both passes; and the time that the simulator needs.
+bench-sim: $(BUILD)/sim/bench $(BUILD)/sim/ladder    ## what each rung asks for, and what an access costs in the simulator: notes/results/sim_*.csv
+	@for type in fp32 bf16 fp8; do $(BUILD)/sim/ladder --dtype $$type --pass both --format csv || exit 1; done >$(BUILD)/bench.csv
+	@awk -v commit="$(COMMIT)" -f tests/measured.awk $(BUILD)/bench.csv >notes/results/sim_ladder.csv
+	@$< >$(BUILD)/bench.csv
+	@awk -v commit="$(COMMIT)" -f tests/measured.awk $(BUILD)/bench.csv | tee notes/results/sim_speed.csv
 
 deps:                       ## install what the tests need (Debian, Ubuntu; as root)
 	apt-get install -y --no-install-recommends libcriterion-dev python3-numpy python3-matplotlib binutils

@@ -1,15 +1,19 @@
 #!/usr/bin/python3
 """Draws the figures that show results, from the CSV files in notes/results/.
 
-    notes/plots.py              draws them: the names are in FIGURES
+    notes/plots.py              draws them: the names are in FIGURES; copies as PNG go to build/figures/
     notes/plots.py --check      fails if a figure was drawn from another CSV, or by another program
-    notes/plots.py --ladder     prints what ladder.svg shows, and the bytes, as README.md quotes it
+    notes/plots.py --ladder     prints what ladder.svg shows, and the bytes, as README.md quotes it; with 16384 behind
+                                it, at that length
 
 A figure notes down the digest of both. (It is no picture that is compared, for other versions of
 Matplotlib draw the same figure with other bytes.)
 """
 import glob
 import hashlib
+import math
+import os
+import statistics
 import sys
 
 from cells import bytes_text, choose, read_csv
@@ -19,14 +23,18 @@ ROOFLINE = "notes/figures/roofline.svg"
 LADDER_FIGURE = "notes/figures/ladder.svg"
 BYTES_AGAINST_N = "notes/figures/bytes_against_N.svg"
 WORKSPACE = "notes/figures/workspace_against_N.svg"
+FP8_ERROR = "notes/figures/fp8_error.svg"
+TRAINING_FIGURE = "notes/figures/training.svg"
 SRAM = "notes/results/sim_sram.csv"
+TRAINING = "notes/results/sim_training.csv"
+LADDER = "notes/results/h200_ladder.csv"          # all rungs, at two lengths
+BESIDE = "notes/results/h200_ladder_peers.csv"    # those in 16 and 8 bits, in turns with others' kernels
 STEP02 = "notes/results/h200_fp32.csv"    # what step02 asks for; the simulator and the model say the same
 STEP05 = "notes/results/h200_step05.csv"
 STEP06 = "notes/results/h200_step06.csv"
 BACKWARD = "notes/results/h200_backward.csv"
-FA2 = "notes/results/h200_step05_peers.csv"
-CUDNN = "notes/results/h200_step06_peers.csv"    # and the matrix product
-FA2_BACKWARD = "notes/results/h200_step05_backward_peers.csv"
+ACCURACY = {"simulator": "notes/results/sim_fp8_accuracy.csv", "H200": "notes/results/h200_fp8_accuracy.csv"}
+PNG = "build/figures"
 CARDS = {48: "without\nopting in", 64: "sm_75", 99: "sm_86,\nsm_89", 163: "sm_80", 227: "sm_90"}    # KB
 
 
@@ -72,6 +80,8 @@ def save(figure, axes, path, title, sources):
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None, "Creator": None, "Description": source(*sources), "Title": title})
+    os.makedirs(PNG, exist_ok=True)
+    figure.savefig(os.path.join(PNG, os.path.basename(path).replace(".svg", ".png")), dpi=160)
 
 
 def draw_bytes_against_M(path, sources):
@@ -104,56 +114,6 @@ def draw_bytes_against_M(path, sources):
     save(figure, axes, path, f"Bytes asked of HBM against shared memory; N = {N}, d = {d}, one head", sources)
 
 
-# Data sheets: TFLOP/s of dense 16-bit products, GB/s of HBM.
-ROOFS = {"H200": (989, 4800, "-"), "H100 SXM": (989, 3350, "--"), "A100 SXM, 80 GB": (312, 2039, ":")}
-FP32 = 67    # TFLOP/s of the H100's and the H200's fp32 units
-LADDER = {"N": "4096", "d": "128"}
-
-
-def spread(values, least):
-    """Heights for labels: each at least `least` times the one below, as near as that to its value."""
-    heights = []
-    for value in values:    # they ascend
-        heights.append(max(value, heights[-1] * least) if heights else value)
-    return heights
-
-
-def draw_roofline(path, sources):
-    rows = [r for r in read_csv(STEP05) if (r["seqlen_q"], r["head_dim"], r["causal"], r["result"])
-            == (LADDER["N"], LADDER["d"], "0", "ok")]
-    rows.sort(key=lambda r: float(r["TFLOPs"]))
-    figure, axes = canvas("roofline", (7.6, 5.6))
-    left, right = 20, 40000
-    for card, (peak, bandwidth, line) in ROOFS.items():
-        ridge = peak * 1000 / bandwidth
-        axes.plot([left, ridge, right], [left * bandwidth / 1000, peak, peak], line, color="black", linewidth=1.2,
-                  label=f"{card}: {peak} TFLOP/s, {bandwidth / 1000:.3g} TB/s, ridge at {ridge:.0f}")
-    axes.axhline(FP32, color="black", linewidth=0.7, linestyle="-.")
-    axes.text(right, FP32 * 1.05, "fp32 units of H100, H200", ha="right", fontsize=9.5)
-    for row, height in zip(rows, spread([float(r["TFLOPs"]) for r in rows], 1.3)):
-        speed = float(row["TFLOPs"])
-        operations = speed * float(row["time_us"]) * 1e6
-        x = operations / asked(row), operations / (int(row["DRAM_read"]) + int(row["DRAM_write"]))
-        axes.plot(x, [speed, speed], color="#999", linewidth=0.8)
-        axes.plot(x[0], speed, "o", color="black", markersize=5)
-        axes.plot(x[1], speed, "o", color="black", markersize=5, fillstyle="none")
-        axes.annotate(f"{row['kernel']}, {row['dtype']}: {speed:.3g}", (x[1], speed), (3200, height), va="center",
-                      fontsize=9.5, bbox={"color": "white", "pad": 0.5},
-                      arrowprops={"arrowstyle": "-", "color": "#999", "linewidth": 0.6, "relpos": (0, 0.5)})
-    axes.plot([], [], "o", color="black", markersize=5, label="operations per byte asked")
-    axes.plot([], [], "o", color="black", markersize=5, fillstyle="none", label="operations per byte through DRAM")
-    axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(3, 9000), ylabel="TFLOP/s",
-             xlabel="operations per byte of HBM")
-    ticks = [20, 50, 100, 200, 500, 1000, 2000]
-    axes.set_xticks(ticks, ticks)
-    axes.set_xticks([], minor=True)
-    axes.set_yticks([5, 10, 20, 50, 100, 200, 500, 1000], [5, 10, 20, 50, 100, 200, 500, 1000])
-    axes.set_yticks([], minor=True)
-    axes.legend(frameon=False, fontsize=9.5, loc="upper left")
-    save(figure, axes, path, f"The roofs of three cards, and step05's rungs on an H200; N = {LADDER['N']}, "
-         f"d = {LADDER['d']}, no mask", sources)
-
-
 # ---- all rungs ------------------------------------------------------------------------------------
 
 # One colour and one mark for each step, in all figures that have several.
@@ -165,24 +125,32 @@ def number_of(row):
     return row["step"][4:6]
 
 
-def rungs(N, causal):
-    """The forward of all rungs, in the ladder's order: at d = 128, or, of one that lacks it, at d = 64."""
+def rungs(N, causal, what="forward"):
+    """The rows of all rungs, in the ladder's order: at d = 128, or, of one that lacks it, at d = 64. Those that are
+    there for their backward have the forward of another rung, which is left out. With the rung's speed and time."""
     found = {}
     for d in 128, 64:
-        for path in STEP02, STEP05, STEP06:
-            for row in choose(path, f"head_dim={d} seqlen_q={N} causal={causal} pass=forward result=ok"):
+        for row in choose(LADDER, f"head_dim={d} seqlen_q={N} causal={causal} pass={what} result=ok"):
+            if what == "backward" or row["kernel"] not in ("recompute", "fa2-deterministic", "fa2-fused"):
                 found.setdefault(row["kernel"], row)
+    for row in found.values():
+        own, _ = speeds(N, causal, what)
+        row["speed"] = own.get(row["kernel"], float(row["TFLOPs"])) if row["head_dim"] == "128" else float(row["TFLOPs"])
+        row["time"] = float(row["time_us"]) * float(row["TFLOPs"]) / row["speed"]
     return sorted(found.values(), key=lambda row: (number_of(row), int(row["rung"])))
 
 
-def peers(N, causal):
-    """Others' forward, and the card's product of two matrices, by name: TFLOP/s at d = 128."""
-    at = f"head_dim=128 seqlen={N} causal={causal} pass=forward"
-    [fa2] = choose(FA2, f"{at} kernel=fa2 peer=fa2")
-    [cudnn] = choose(CUDNN, f"{at} kernel=fa3 peer=cudnn")
-    [matmul] = choose(CUDNN, f"{at} kernel=fa3 peer=matmul")
-    return {"FlashAttention-2": float(fa2["peer_TFLOPs"]), "cuDNN": float(cudnn["peer_TFLOPs"]),
-            "matrix product": float(matmul["peer_TFLOPs"])}
+PEERS = {"fa2": "FlashAttention-2", "cudnn": "cuDNN", "matmul": "matrix product"}
+
+
+def speeds(N, causal, what="forward"):
+    """TFLOP/s at d = 128 of the rungs that were measured in turns with others' kernels, and of those, by name.
+    Medians: of a rung over its rounds, of a peer over the rungs, too."""
+    own, others = {}, {}
+    for row in choose(BESIDE, f"head_dim=128 seqlen={N} causal={causal} pass={what}"):
+        own[row["kernel"]] = float(row["TFLOPs"])
+        others.setdefault(PEERS[row["peer"]], []).append(float(row["peer_TFLOPs"]))
+    return own, {name: statistics.median(others[name]) for name in PEERS.values() if name in others}
 
 
 def lines_of(step, kernel):
@@ -203,7 +171,7 @@ def digits(speed):
     return f"{speed:.3g}" if speed < 999.5 else f"{speed:.0f}"
 
 
-COLUMNS = "{:6} {:17} {:5} {:>5} {:>8} {:>8} {:>10} {:>9} {:>8} {:>8} {:>9}"
+COLUMNS = "{:6} {:17} {:5} {:>5} {:>8} {:>8} {:>10} {:>9} {:>8} {:>8} {:>8} {:>9}"
 
 
 def line(*cells):
@@ -214,43 +182,30 @@ def milliseconds(us):
     return f"{us / 1000:.3g} ms"
 
 
-def line_of_rung(row, product, long=""):
-    speed = float(row["TFLOPs"])
+def line_of_rung(row, product, long):
     name = row["kernel"] + (f", d {row['head_dim']}" if row["head_dim"] != "128" else "")
-    line(row["step"][:6], name, row["dtype"], lines_of(row["step"], row["kernel"]),
-         milliseconds(float(row["time_us"])), digits(speed), share(speed, product), long,
-         bytes_text(asked(row)), bytes_text(total(row, "DRAM_")), bytes_text(int(row["workspace"])))
+    line(row["step"][:6], name, row["dtype"], lines_of(row["step"], row["kernel"]), milliseconds(row["time"]),
+         digits(row["speed"]), share(row["speed"], product), long.get(row["kernel"], ""), bytes_text(asked(row)),
+         bytes_text(total(row, "L2_")), bytes_text(total(row, "DRAM_")), bytes_text(int(row["workspace"])))
 
 
-def ladder():
-    """Forward at both lengths, then backward; an empty cell was not measured."""
-    rows, others = rungs(4096, 0), peers(4096, 0)
-    product = others["matrix product"]
-    long = {row["kernel"]: float(row["TFLOPs"]) for row in rungs(16384, 0) if row["head_dim"] == "128"}
-    rest = peers(16384, 0)
-    print(f"{rows[0]['device']}, B {rows[0]['batch']}, H {rows[0]['heads']}, N {rows[0]['seqlen_q']}, d 128, no mask\n")
-    head = "type", "lines", "time", "TFLOP/s", "of product", "N 16384", "asked", "DRAM", "workspace"
-    line("", "forward", *head)
-    for row in rows:
-        line_of_rung(row, product, digits(long[row["kernel"]]) if row["kernel"] in long else "")
-    operations = 4 * 128 * 4096**2 * 64
-    for name, speed in others.items():
-        time = "" if name == "matrix product" else milliseconds(operations / speed / 1e6)
-        line("peer", name, "bf16", "", time, digits(speed), share(speed, product), digits(rest[name]), "", "", "")
-    print()
-    line("", "backward", *head)
-    for row in choose(BACKWARD, "head_dim=128 seqlen_q=4096 causal=0 pass=backward"):
-        line_of_rung(row, product)
-    backward = {}
-    for N in 4096, 16384:
-        for row in choose(FA2_BACKWARD, f"head_dim=128 seqlen={N} causal=0"):
-            backward.setdefault(row["kernel"], []).append(float(row["TFLOPs"]))
-            backward.setdefault("FlashAttention-2", []).append(float(row["peer_TFLOPs"]))
-    for name in "fa2-deterministic", "fa2-fused", "FlashAttention-2":
-        ours = name.startswith("fa2")
-        first, last = backward[name][0], backward[name][-1]
-        line("step05" if ours else "peer", name, "bf16", lines_of("step05_fa2_partitioning", name) if ours else "",
-             milliseconds(2.5 * operations / first / 1e6), digits(first), share(first, product), digits(last), "", "", "")
+def ladder(N=4096, other=16384):
+    """Forward, then backward, with the speeds of another length beside; an empty cell was not measured."""
+    first = rungs(N, 0)[0]
+    print(f"{first['device']}, B {first['batch']}, H {first['heads']}, N {N}, d 128, no mask")
+    for what, work in ("forward", 4), ("backward", 10):
+        rows, others = rungs(N, 0, what), speeds(N, 0, what)[1]
+        far = {row["kernel"]: digits(row["speed"]) for row in rungs(other, 0, what) if row["head_dim"] == "128"}
+        far |= {name: digits(speed) for name, speed in speeds(other, 0, what)[1].items()}
+        print()
+        line("", what, "type", "lines", "time", "TFLOP/s", "of product", f"N {other}", "asked", "L2", "DRAM", "workspace")
+        for row in rows:
+            line_of_rung(row, others["matrix product"], far)
+        for name, speed in others.items():
+            operations = work * 128 * N**2 * int(first["batch"]) * int(first["heads"])
+            time = "" if name == "matrix product" else milliseconds(operations / speed / 1e6)
+            line("peer", name, "bf16", "", time, digits(speed), share(speed, others["matrix product"]), far[name],
+                 "", "", "", "")
 
 
 def draw_ladder(path, sources):
@@ -258,14 +213,13 @@ def draw_ladder(path, sources):
     figure, axes = canvas("ladder", (7.6, 7.2))
     for y, row in enumerate(rows):
         colour, _ = STEPS[number_of(row)]
-        speed = float(row["TFLOPs"])
-        axes.barh(y, speed, 0.7, color=colour, edgecolor="black", linewidth=0.6)
+        axes.barh(y, row["speed"], 0.7, color=colour, edgecolor="black", linewidth=0.6)
         if row["kernel"] in causal:
-            axes.plot(float(causal[row["kernel"]]["TFLOPs"]), y, "d", color="black", markersize=5, fillstyle="full",
+            axes.plot(causal[row["kernel"]]["speed"], y, "d", color="black", markersize=5, fillstyle="full",
                       markerfacecolor="white")
-        axes.text(speed + 12, y, digits(speed), va="center", fontsize=9,
+        axes.text(row["speed"] + 12, y, digits(row["speed"]), va="center", fontsize=9,
                   bbox={"color": "white", "pad": 0.6})
-    for (name, speed), style in zip(peers(4096, 0).items(), (":", "--", "-")):
+    for (name, speed), style in zip(speeds(4096, 0)[1].items(), (":", "--", "-")):
         axes.axvline(speed, color="black", linewidth=1.1, linestyle=style, label=f"{name}: {digits(speed)}", zorder=0)
     axes.plot([], [], "d", color="black", markersize=5, markerfacecolor="white", label="with a causal mask")
     names = [f"{number_of(r)} {r['kernel']}, {r['dtype']}" + (", d 64" if r["head_dim"] == "64" else "") for r in rows]
@@ -275,6 +229,83 @@ def draw_ladder(path, sources):
     axes.legend(frameon=False, fontsize=9.5, loc="upper right", bbox_to_anchor=(0.72, 1),
                 title="bars: no mask; lines, in bf16:", title_fontsize=9.5, alignment="left")
     save(figure, axes, path, "TFLOP/s of all rungs on an H200; N = 4096, d = 128, 16,384 tokens of 16 heads", sources)
+
+
+# ---- the roofline ---------------------------------------------------------------------------------
+
+# Data sheets: TFLOP/s of dense 16-bit products, GB/s of HBM.
+ROOFS = {"H200": (989, 4800, "-"), "H100 SXM": (989, 3350, "--"), "A100 SXM, 80 GB": (312, 2039, ":")}
+FP32 = 67    # TFLOP/s of the H100's and the H200's fp32 units
+UNDER_THE_ROOF = ("naive", "blocked", "one-pass", "fused-wide", "query-tiles", "swizzled", "fa2", "fa3-optimistic",
+                  "fp8-optimistic")
+
+
+def spread(values, least):
+    """Heights for labels: each at least `least` times the one below, as near as that to its value."""
+    heights = []
+    for value in values:    # they ascend
+        heights.append(max(value, heights[-1] * least) if heights else value)
+    return heights
+
+
+def draw_roofs(axes, left, right):
+    for card, (peak, bandwidth, line) in ROOFS.items():
+        ridge = peak * 1000 / bandwidth
+        axes.plot([left, ridge, right], [left * bandwidth / 1000, peak, peak], line, color="black", linewidth=1.2,
+                  label=f"{card}: {peak} TFLOP/s, {bandwidth / 1000:.3g} TB/s, ridge at {ridge:.0f}")
+    axes.axhline(FP32, color="black", linewidth=0.7, linestyle="-.")
+    axes.text(left * 1.2, FP32 * 1.08, "fp32 units of H100, H200", fontsize=9.5)
+
+
+def draw_under_the_roof(axes, rows, labels_at):
+    for row, height in zip(rows, spread([row["speed"] for row in rows], 1.5)):
+        colour, mark = STEPS[number_of(row)]
+        speed, operations = row["speed"], row["speed"] * row["time"] * 1e6
+        x = operations / asked(row), operations / total(row, "DRAM_")
+        axes.plot(x, [speed, speed], color=colour, linewidth=1)
+        for at, fill in zip(x, (colour, "white")):
+            axes.plot(at, speed, mark, color=colour, markeredgecolor="black", markerfacecolor=fill, markersize=6)
+        axes.annotate(f"{number_of(row)} {row['kernel']}, {row['dtype']}: {digits(speed)}", (max(x), speed),
+                      (labels_at, height), va="center", fontsize=9.5, bbox={"color": "white", "pad": 0.5},
+                      arrowprops={"arrowstyle": "-", "color": "#999", "linewidth": 0.6, "relpos": (0, 0.5)})
+
+
+def draw_roofline(path, sources):
+    rows = sorted((row for row in rungs(4096, 0) if row["kernel"] in UNDER_THE_ROOF), key=lambda row: row["speed"])
+    figure, axes = canvas("roofline", (7.6, 5.8))
+    left, right = 0.08, 300000
+    draw_roofs(axes, left, right)
+    draw_under_the_roof(axes, rows, labels_at=9000)
+    axes.plot([], [], "o", color="black", markersize=6, label="operations per byte asked")
+    axes.plot([], [], "o", color="black", markersize=6, fillstyle="none", label="operations per byte through DRAM")
+    axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(0.4, 30000), ylabel="TFLOP/s",
+             xlabel="operations per byte of HBM")
+    for axis, ticks in ((axes.xaxis, [0.1, 1, 10, 100, 1000, 10000]), (axes.yaxis, [1, 10, 100, 1000])):
+        axis.set_ticks(ticks, ticks)
+        axis.set_ticks([], minor=True)
+    axes.legend(frameon=False, fontsize=9.5, loc="upper left")
+    save(figure, axes, path, "The roofs of three cards, and rungs of all steps on an H200; N = 4096, d = 128, no mask", sources)
+
+
+# ---- bytes, workspace, errors, loss ---------------------------------------------------------------
+
+def draw_fp8_error(path, sources):
+    """RMSE of each row of FlashAttention-3's table: in the simulator, on the card, and as the paper has it."""
+    tables = {where: read_csv(file) for where, file in ACCURACY.items()}
+    figure, axes = canvas("FP8's error", (7.6, 4))
+    names = [row["row"] for row in tables["H200"]]
+    for (where, rows), fill in zip(tables.items(), ("white", STEPS["06"][0])):
+        axes.plot([float(row["rmse"]) for row in rows], range(len(rows)), "o", color="black", markersize=8,
+                  markerfacecolor=fill, label=f"{where}: N = {rows[0]['seqlen']}, d = {rows[0]['head_dim']}")
+    axes.plot([float(row["paper_rmse"]) for row in tables["H200"]], range(len(names)), "x", color="black", markersize=8,
+              markeredgewidth=1.6, label="FlashAttention-3's paper, table 3")
+    axes.grid(axis="y", color="#ccc", linewidth=0.6)
+    axes.set_yticks(range(len(names)), names)
+    axes.tick_params(axis="y", length=0)
+    axes.set(xscale="log", xlabel="RMSE of O against attention in double precision", ylim=(len(names) - 0.4, -0.6),
+             xlim=(3e-5, 0.4))
+    axes.legend(frameon=False, fontsize=9.5, loc="upper right")
+    save(figure, axes, path, "What 8 bits cost in accuracy, on inputs with outliers", sources)
 
 
 def by_length(path, kernel, what="forward"):
@@ -331,10 +362,24 @@ def draw_workspace_against_N(path, sources):
     save(figure, axes, path, "Workspace against N; d = 128, 16 heads", sources)
 
 
-FIGURES = {BYTES_AGAINST_M: (draw_bytes_against_M, (SRAM, STEP02)), ROOFLINE: (draw_roofline, (STEP05,)),
-           LADDER_FIGURE: (draw_ladder, (STEP02, STEP05, STEP06, FA2, CUDNN)),
+def draw_training(path, sources):
+    rows, values = read_csv(TRAINING), 16    # of train.c: who guesses has a loss of log 16
+    figure, axes = canvas("training", (7.6, 3.8))
+    for kernel, step, style, width in ("naive", "00", "-", 4), ("recompute", "04", "--", 1.6):
+        loss = [float(row["loss"]) for row in rows if row["kernel"] == kernel]
+        axes.plot(range(1, len(loss) + 1), loss, style, linewidth=width, color=STEPS[step][0], label=kernel)
+    axes.axhline(math.log(values), color="black", linewidth=0.8, linestyle=":")
+    axes.text(len(loss), math.log(values) + 0.05, "guessing: log 16", ha="right", fontsize=10)
+    axes.set(xlabel="step of the training", ylabel="loss (natural logarithm)", ylim=(0, 3.1), xlim=(0, len(loss) + 2))
+    axes.legend(frameon=False)
+    save(figure, axes, path, "The loss of one attention layer that learns to recall, with two kernels", sources)
+
+
+FIGURES = {BYTES_AGAINST_M: (draw_bytes_against_M, (SRAM, STEP02)), ROOFLINE: (draw_roofline, (LADDER, BESIDE)),
+           LADDER_FIGURE: (draw_ladder, (LADDER, BESIDE)),
            BYTES_AGAINST_N: (draw_bytes_against_N, (STEP02, STEP05, STEP06)),
-           WORKSPACE: (draw_workspace_against_N, (STEP02, STEP06, BACKWARD))}
+           WORKSPACE: (draw_workspace_against_N, (STEP02, STEP06, BACKWARD)),
+           FP8_ERROR: (draw_fp8_error, tuple(ACCURACY.values())), TRAINING_FIGURE: (draw_training, (TRAINING,))}
 
 
 def main(words):
@@ -345,8 +390,10 @@ def main(words):
                     sys.exit(f"{path}: drawn from another {' or '.join(sources)}, or by another notes/plots.py: make plots")
     elif words == ["--ladder"]:
         ladder()
+    elif words == ["--ladder", "16384"]:
+        ladder(16384, 4096)
     elif words:
-        sys.exit("usage: notes/plots.py [--check | --ladder]")
+        sys.exit("usage: notes/plots.py [--check | --ladder | --ladder 16384]")
     else:
         for path, (draw, sources) in FIGURES.items():
             draw(path, sources)

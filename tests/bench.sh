@@ -34,6 +34,6 @@ for name; do
     [ -f "$from" ] || { echo "BENCH=$name: no $from, whose commands would be run" >&2; exit 2; }
     : >"$all"
     while read -r command; do measure "$command"; done < <(commands_of "$from")
-    awk -v commit="$commit" '!/^date,/ { print $0 "," commit } /^date,/ && !titled++ { print $0 ",commit" }' "$all" >"$to"
+    awk -v commit="$commit" -f tests/measured.awk "$all" >"$to"
     echo "written: $to"
 done

@@ -1,4 +1,4 @@
-// bench_sim.c - what one counted access costs in the simulator (make bench-sim).
+// bench_sim.c - what one counted access costs in the simulator, as CSV (make bench-sim).
 //
 // One OS thread, so that time over accesses is a cost and not a throughput. The kernels' own
 // arithmetic is in it. Each is run three times; the fastest counts, since anything else on the
@@ -22,8 +22,15 @@ static double seconds(void) {
 static void naive(int N) { hardware_naive(Q, K, V, S, O, N); }
 static void flash(int N) { hardware_flash(Q, K, V, O, N, false, 64); }
 
-// Time and accesses of all kernels, counted and --fast.
-static double all_time[2], all_accesses[2];
+static char date[16], cpu[128] = "unknown";
+
+// "model name	: AMD EPYC 9654 96-Core Processor"
+static void find_cpu(void) {
+    FILE *file = fopen("/proc/cpuinfo", "r");
+    for (char line[256]; file && fgets(line, sizeof line, file);)
+        if (sscanf(line, "model name : %127[^\n]", cpu) == 1) break;
+    if (file) fclose(file);
+}
 
 // `accesses`: how many there are; --fast does not count them, so they come from the run before.
 static void bench(const char *name, void (*kernel)(int), int N, bool fast, double *accesses) {
@@ -38,11 +45,9 @@ static void bench(const char *name, void (*kernel)(int), int N, bool fast, doubl
     }
     sim_counts(&counts);
     if (!fast) *accesses = (double)counts.accesses;
-    if (sim_error()[0]) printf("%s\n", sim_error());
-    all_time[fast] += best;
-    all_accesses[fast] += *accesses;
-    printf("%-7s N = %-5d %-7s %12.0f accesses %7.3f s %6.1f ns each\n", name, N,
-           fast ? "--fast" : "counted", *accesses, best, 1e9 * best / *accesses);
+    if (sim_error()[0]) fprintf(stderr, "%s\n", sim_error());
+    printf("%s,\"%s\",%s,%d,%s,%.0f,%.3f,%.1f\n", date, cpu, name, N, fast ? "--fast" : "counted",
+           *accesses, best, 1e9 * best / *accesses);
 }
 
 int main(void) {
@@ -53,13 +58,15 @@ int main(void) {
     S = sim_alloc("S", MOST * MOST * sizeof(float));
     for (int i = 0; i < MOST * D; i++) Q[i] = K[i] = V[i] = (float)(i % 7) / 7;
     sim_set_written(Q, true), sim_set_written(K, true), sim_set_written(V, true);
+    time_t now = time(NULL);
+    strftime(date, sizeof date, "%Y-%m-%d", gmtime(&now));
+    find_cpu();
+    printf("date,cpu,kernel,seqlen,mode,accesses,seconds,ns_per_access\n");
     double accesses[2];
     for (int N = 256; N <= MOST; N *= 4)
         for (int fast = 0; fast < 2; fast++) {
             bench("naive", naive, N, fast, &accesses[0]);
             bench("flash", flash, N, fast, &accesses[1]);
         }
-    printf("an average access: %.1f ns counted, %.1f ns with --fast\n",
-           1e9 * all_time[0] / all_accesses[0], 1e9 * all_time[1] / all_accesses[1]);
     return 0;
 }
