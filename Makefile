@@ -81,7 +81,7 @@ TEST_C   := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/test_*.c))
 TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(filter-out tests/count_instructions.cu,$(wildcard tests/*.cu)))
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
 
-.PHONY: all sim gpu run train peers diff test test-sim test-pages test-values test-programs test-gpu need-gpu need-sim test-full test-more test-shapes test-sanitized test-clang \
+.PHONY: all sim gpu run train peers diff test test-sim test-pages test-values test-programs test-gpu need-gpu need-sim need-matplotlib test-full test-more test-shapes test-sanitized test-clang \
         mutants fill book sram wavefronts backward registers registers-backward curves timelines fp8-table plots deps help list clean bench-sim gallery format numpy-cases
 .DELETE_ON_ERROR:
 all: sim gpu                ## build everything that this machine can build
@@ -318,16 +318,20 @@ test-clang:
 mutants: $(BUILD)/sim/run_tests    ## do the tests notice faults planted in the kernels? in all, or in STEP=00
 	BUILD=$(BUILD) $(PYTHON) tests/mutants.py $(if $(STEP),$(wildcard tests/mutants/step$(STEP)_*.txt),tests/mutants/*.txt)
 
-PAGES    := README.md $(wildcard step*/README.md notes/*.md)
-fill: sim $(BUILD)/sim/gallery    ## write what programs print into README.md and the steps' pages
+# What a page is written from: those of the book are made from notes/source.
+PAGES    := README.md $(wildcard step*/README.md notes/source/*.md)
+fill: need-matplotlib sim $(BUILD)/sim/gallery    ## write what programs print into the pages, and make the chapters notes/*.md
 	$(PYTHON) notes/fill.py $(PAGES)
+	$(PYTHON) notes/book.py
 
 curves: $(BUILD)/sim/train  ## train again: notes/results/sim_training.csv
 	$< --csv >notes/results/sim_training.csv
 
-book:                       ## the chapters as one page, build/book/book.html
-	@$(PYTHON) -c "import matplotlib" 2>/dev/null || { echo "make book needs Matplotlib; make deps installs it" >&2; exit 3; }
-	$(PYTHON) notes/book.py $(BUILD)/book
+book: need-matplotlib       ## the chapters as one page, build/book/book.html
+	$(PYTHON) notes/book.py $(BUILD)/book/book.html
+
+need-matplotlib:
+	@$(PYTHON) -c "import matplotlib" 2>/dev/null || { echo "The formulas need Matplotlib; make deps installs it" >&2; exit 3; }
 
 # Bytes asked for, by the shared memory that a block may use: among the sizes are those of real cards (48 KB
 # without opting in; sm_75 64, sm_86 and sm_89 99, sm_80 163, sm_90 227).

@@ -1,10 +1,14 @@
 #!/usr/bin/python3
-r"""Makes a book of the chapters notes/*.md: they quote code and numbers by name, and copy neither.
+r"""Makes the chapters notes/*.md, and a book of them, from notes/source/*.md.
 
-    notes/book.py build/book    writes each chapter, filled in, and all as one page, book.html
-    notes/book.py --check       writes nothing; each mistake is one line, and the exit status 1
+    notes/book.py               writes each chapter, notes/NAME.md from notes/source/NAME.md
+    notes/book.py PAGE.html     writes all chapters as one page
+    notes/book.py --check       writes nothing; each mistake is one line, and the exit status 1. One is
+                                a chapter that is not what its source makes
 
-notes/README.md is the front page. The chapters that it links to are the book, in that order.
+The sources quote code and numbers by name, in {{...}}, and copy neither. Their links are those of the
+chapter: they lead from notes/. notes/README.md is the front page, and has no source. The chapters that
+it links to are the book, in that order.
 
 A paragraph that holds nothing but the name of a region stands for its source:
 
@@ -36,11 +40,9 @@ format. One part of a cell such as "scores:549753.66;softmax:6903.49" is a colum
 
 A file with a column `round` has several measurements of the same thing; its numbers are their medians.
 
-Mathematics is TeX, as GitHub shows it: $...$ in a sentence, $$...$$ displayed. Matplotlib draws it,
-which knows a part of TeX (see markdown.py).
-
-A chapter says below its title, for those who find it with its {{...}}, where to read it filled in.
-There the paragraph (UNFILLED) is left out.
+Mathematics is TeX: $...$ in a sentence, $$...$$ displayed. A chapter has it as GitHub reads it (see
+for_github); for the page of all chapters Matplotlib draws it, which knows a part of TeX (see
+markdown.py).
 """
 import functools
 import glob
@@ -106,13 +108,13 @@ def regions(path):
     return {name: textwrap.dedent("\n".join(lines)).strip("\n") for name, lines in found.items()}
 
 
-def quote(path, name, folder):
+def quote(path, name):
     """The region as Markdown: a caption (CAPTION finds it again), then the code."""
     if not os.path.isfile(path):
         raise ValueError("there is no such file")
     if name not in regions(path):
         raise ValueError("there is no such region")
-    return (f"*{name}* in [`{path}`]({os.path.relpath(path, folder)}):\n\n"
+    return (f"*{name}* in [`{path}`](../{path}):\n\n"
             f"```{language(path)}\n{regions(path)[name]}\n```")
 
 
@@ -124,39 +126,35 @@ def check_unused(quoted):
                 complain(path, f"region {name} is quoted by no chapter")
 
 
-# ---- from a chapter to Markdown that stands alone ------------------------------------------------
+# ---- from a source to a chapter ------------------------------------------------------------------
 
-QUOTE = r"\{\{(?P<quote>[^{}]+)\}\}"
+# With the end of the line before: no line begins with a number, for "1. " would be an item of a list.
+QUOTE = r"(?P<newline>(?<=.)\n *)?\{\{(?P<quote>[^{}]+)\}\}"
 TOKEN = re.compile(rf"{CODE}|{MATH}|\\.|{QUOTE}|{TARGET}", re.S)
-UNFILLED = re.compile(r"^\*\(Numbers and code are filled in by [^\n]*\)\*\n\n", re.M)
 REGION = re.compile(r"(\n?)( *)\{\{([^{}#\s]+)#([^{}#\s]+)\}\}(\n?)")
 
 
-@functools.lru_cache(maxsize=None)
-def anchors(path):
-    lines, taken = VERBATIM.sub("", read(path)).splitlines(), {}
-    return {slug(m[2], taken) for m in map(HEADING.fullmatch, lines) if m}
+def prose(change, text):
+    """The text, changed wherever it is neither fenced code nor a comment."""
+    out, end = "", 0
+    for verbatim in VERBATIM.finditer(text):
+        out += change(text[end:verbatim.start()]) + verbatim[0]
+        end = verbatim.end()
+    return out + change(text[end:])
 
 
 class Chapter:
-    """One page of Markdown: its quotes are resolved, and its links lead from `folder`."""
+    """One page of Markdown, its quotes filled in. The front page is its own source."""
 
-    def __init__(self, path, folder, chapters):
-        self.path, self.folder, self.chapters = path, folder, chapters
-        self.name = os.path.splitext(os.path.basename(path))[0]
+    def __init__(self, source):
+        self.source = source
+        self.path = "notes/" + os.path.basename(source)
+        self.name = os.path.splitext(os.path.basename(source))[0]
         self.quoted = set()    # (file, region)
-        self.text = self.expand(UNFILLED.sub("", read(path)))
+        self.text = prose(self.paragraphs, read(source))
 
     def complain(self, what):
-        complain(self.path, what)
-
-    def expand(self, text):
-        """All but fenced code and comments, paragraph by paragraph."""
-        out, end = "", 0
-        for verbatim in VERBATIM.finditer(text):
-            out += self.paragraphs(text[end:verbatim.start()]) + verbatim[0]
-            end = verbatim.end()
-        return out + self.paragraphs(text[end:])
+        complain(self.source, what)
 
     def paragraphs(self, text):
         return "".join(map(self.paragraph, re.split(r"(\n\s*\n)", text)))
@@ -164,41 +162,65 @@ class Chapter:
     def paragraph(self, text):
         region = REGION.fullmatch(text)
         if not region:
-            return TOKEN.sub(self.token, text)
+            return TOKEN.sub(self.number, text)
         before, indent, path, name, after = region.groups()
         self.quoted.add((path, name))
         try:
-            return before + textwrap.indent(quote(path, name, self.folder), indent) + after
+            return before + textwrap.indent(quote(path, name), indent) + after
         except ValueError as error:
             self.complain(f"{text.strip()}: {error}")
             return text
 
-    def token(self, found):
-        """What stands for a {{...}} or the target of a link; all else is left as it is."""
+    def number(self, found):
+        """What stands for a {{...}} in a sentence; all else is left as it is."""
+        if not found["quote"]:
+            return found[0]
         try:
-            if found["quote"]:
-                if re.fullmatch(r"\s*[^#\s]+#\S+\s*", found["quote"]):
-                    raise ValueError("a region has to be alone in its paragraph")
-                return number(" ".join(found["quote"].split()))
-            if found["link"]:
-                return f"]({self.target(found['link'])})"
+            if re.fullmatch(r"\s*[^#\s]+#\S+\s*", found["quote"]):
+                raise ValueError("a region has to be alone in its paragraph")
+            return " " * bool(found["newline"]) + number(" ".join(found["quote"].split()))
         except (ValueError, TypeError, SyntaxError, ZeroDivisionError) as error:
-            self.complain(f"{found['link'] or found[0]}: {error}")
-        return found[0]
+            self.complain(f"{found[0]}: {error}")
+            return found[0]
 
     def target(self, link):
-        """Where a link leads, seen from the folder of the book."""
-        if re.match(r"[a-z]+:", link):
-            return link
-        path, mark, anchor = link.partition("#")
-        here = os.path.dirname(self.path)
-        file = os.path.normpath(os.path.join(here, path)) if path else self.path
-        if not os.path.exists(file):
-            raise ValueError(f"there is no {file}")
-        if mark and not (file.endswith(".md") and anchor in anchors(file)):
-            raise ValueError(f"there is no heading #{anchor} in {file}")
-        return (os.path.basename(file) if file in self.chapters
-                else os.path.relpath(file, self.folder)) + mark + anchor
+        """The file that a link leads to, and the heading there, if it names one."""
+        path, _, anchor = link.partition("#")
+        return os.path.normpath(os.path.join("notes", path)) if path else self.path, anchor
+
+
+def for_github(found):
+    """In $x$ GitHub takes some backslashes and underscores for Markdown; not in $`x`$ and ```math."""
+    if found["math"]:
+        return f"$`{found['math']}`$"
+    if not found["display"]:
+        return found[0]
+    indent = found.string[:found.start()].rpartition("\n")[2]    # in a list
+    return f"```math\n{indent}{found['display'].strip()}\n{indent}```"
+
+
+def readable(chapter):
+    """The text of notes/NAME.md."""
+    head = f"<!-- Made from {chapter.source} by make fill: edit that one. -->\n\n"
+    return head + prose(lambda text: TOKEN.sub(for_github, text), chapter.text)
+
+
+def check_links(chapter, chapters):
+    for found in TOKEN.finditer(VERBATIM.sub("", chapter.text)):
+        link = found["link"]
+        if not link or re.match(r"[a-z]+:", link):
+            continue
+        file, anchor = chapter.target(link)
+        if file not in chapters and not os.path.exists(file):
+            chapter.complain(f"{link}: there is no {file}")
+        elif anchor and not (file.endswith(".md") and anchor in anchors(file, chapters)):
+            chapter.complain(f"{link}: there is no heading #{anchor} in {file}")
+
+
+def anchors(file, chapters):
+    text = chapters[file].text if file in chapters else read(file)
+    lines, taken = VERBATIM.sub("", text).splitlines(), {}
+    return {slug(m[2], taken) for m in map(HEADING.fullmatch, lines) if m}
 
 
 # ---- the page -----------------------------------------------------------------------------------
@@ -242,37 +264,51 @@ def book(pages):
 
 # ---- the whole -----------------------------------------------------------------------------------
 
-def order():
-    """The front page and the chapters that it links to, each once."""
+def sources():
+    """The front page and the sources of the chapters that it links to, each once."""
     links = re.findall(r"\]\((\w[\w.-]*\.md)\)", VERBATIM.sub("", read(FRONT)))
-    chapters = [FRONT, *dict.fromkeys(f"notes/{link}" for link in links)]
-    for path in sorted(set(glob.glob("notes/*.md")) - set(chapters)):
-        complain(path, f"{FRONT} has no link to this chapter")
-    # Of a link to nothing it is Chapter.target that complains.
-    return [path for path in chapters if os.path.isfile(path)]
+    found = list(dict.fromkeys(f"notes/source/{link}" for link in links))
+    there = sorted(glob.glob("notes/source/*.md"))
+    for path in there:
+        if path not in found:
+            complain(path, f"{FRONT} has no link to this chapter")
+    for path in sorted(glob.glob("notes/*.md")):
+        if path != FRONT and f"notes/source/{os.path.basename(path)}" not in there:
+            complain(path, "this chapter has no source in notes/source")
+    # Of a link to nothing it is check_links that complains.
+    return [FRONT, *(path for path in found if path in there)]
+
+
+def stale(chapter):
+    return not os.path.isfile(chapter.path) or read(chapter.path) != readable(chapter)
 
 
 def write(path, text):
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     with open(path, "w") as file:
         file.write(text)
 
 
 def main(words):
-    if len(words) != 1 or not os.path.isfile(FRONT):
-        sys.exit("usage, where notes/ is: notes/book.py FOLDER | --check")
-    folder = "build/book" if words[0] == "--check" else words[0]
-    paths = order()
-    chapters = [Chapter(path, folder, paths) for path in paths]
-    check_unused(set().union(*(chapter.quoted for chapter in chapters)))
-    pages = [Page(chapter) for chapter in chapters]
+    if len(words) > 1 or not os.path.isfile(FRONT):
+        sys.exit("usage, where notes/ is: notes/book.py [PAGE.html | --check]")
+    made = [Chapter(path) for path in sources()]
+    chapters = {chapter.path: chapter for chapter in made}
+    for chapter in made:
+        check_links(chapter, chapters)
+    check_unused(set().union(*(chapter.quoted for chapter in made)))
+    folder = os.path.dirname(words[0]) if words else "build/book"
+    pages = [Page(chapter, chapters, folder) for chapter in made]    # finds mistakes in formulas
     if errors:
         sys.exit("\n".join(dict.fromkeys(errors)))
-    if words[0] == "--check":
-        return
-    os.makedirs(folder, exist_ok=True)
-    for chapter in chapters:
-        write(f"{folder}/{os.path.basename(chapter.path)}", chapter.text)
-    write(f"{folder}/book.html", book(pages))
+    if words == ["--check"]:
+        sys.exit("\n".join(f"{chapter.path} is not what {chapter.source} makes: make fill"
+                           for chapter in made[1:] if stale(chapter)) or 0)
+    if words:
+        write(words[0], book(pages))
+    else:
+        for chapter in made[1:]:
+            write(chapter.path, readable(chapter))
 
 
 if __name__ == "__main__":

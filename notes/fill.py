@@ -44,7 +44,8 @@ PROBLEM = ("device", "driver", "pass", "input", "dtype", "batch", "heads", "kv_h
 def ladder(what, page):
     path, _, conditions = what.partition(" ")
     rows = choose(path, conditions)
-    link = os.path.relpath(path, os.path.dirname(page) or ".")
+    folder = os.path.dirname(page).removesuffix("/source")    # a chapter is read in notes/
+    link = os.path.relpath(path, folder or ".")
     text = "| step | kernel | asked of HBM | through L2 | through DRAM | workspace | time | TFLOP/s |\n"
     text += "|---|---|--:|--:|--:|--:|--:|--:|\n"
     for r in rows:

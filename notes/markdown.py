@@ -128,10 +128,11 @@ def code_block(text, kind):
 
 
 class Page:
-    """A chapter as HTML. The methods named in BLOCKS take the lines of one block off the front."""
+    """A chapter as HTML, for a page in a folder. The methods named in BLOCKS take the lines of one
+    block off the front."""
 
-    def __init__(self, chapter):
-        self.chapter, self.taken = chapter, {}
+    def __init__(self, chapter, chapters, folder):
+        self.chapter, self.chapters, self.folder, self.taken = chapter, chapters, folder, {}
         self.headings = []    # (level, id, HTML)
         self.html = self.blocks(chapter.text.splitlines())
 
@@ -178,9 +179,11 @@ class Page:
         return "<hr>"
 
     def raw(self, lines):
-        """<details> and <summary>, with Markdown between the tags."""
-        parts = re.split(r"(</?(?:details|summary)[^>]*>)", lines.pop(0).strip())
-        return "".join(part if part.startswith("<") else self.inline(part) for part in parts)
+        """<details> and <summary>: GitHub reads no Markdown in their lines."""
+        line = lines.pop(0).strip()
+        if re.search("[`*$]", line):
+            self.chapter.complain(f"{line}: GitHub reads no Markdown in this line")
+        return line
 
     def quotation(self, lines):
         body = []
@@ -308,19 +311,20 @@ class Page:
         return f'<span class="display"><span class="aligned">{rows}</span></span>'
 
     def link(self, found):
-        """To another chapter: within the page."""
-        file, mark, anchor = found["link"].partition("#")
-        if file in map(os.path.basename, self.chapter.chapters):
-            name = os.path.splitext(file)[0]
-            found_at = f"#{name}-{anchor}" if anchor else f"#{name}"
-        else:
+        """To another chapter: within the page. Other files are seen from the page's folder."""
+        file, anchor = self.chapter.target(found["link"])
+        if re.match("[a-z]+:", found["link"]):
             found_at = found["link"]
+        elif file in self.chapters:
+            found_at = "#" + "-".join(filter(None, (self.chapters[file].name, anchor)))
+        else:
+            found_at = "#".join(filter(None, (os.path.relpath(file, self.folder), anchor)))
         return f'<a href="{html.escape(found_at)}">{self.inline(found["text"])}</a>'
 
     def picture(self, found):
         """The image itself, so that the page is one file. One that knows nothing of dark pages gets
         a white ground."""
-        path = os.path.normpath(os.path.join(self.chapter.folder, found["link"]))
+        path, _ = self.chapter.target(found["link"])
         if not os.path.isfile(path):
             return ""    # which was said already
         with open(path, "rb") as file:
