@@ -19,18 +19,17 @@
 //
 // (FlashAttention-3, Shah et al. 2024, arXiv:2407.08608; its code has the same parts.)
 //
-// New since rung 4: each of these.
+// New since rung 4: each of these; and schedule.h in place of rings.h, with the rings of such
+// blocks, the order of their tiles, and turns. Rungs 6 to 9 share it.
 //
 // Run:     make run ARGS="--kernel fa3 -d 64"     (in this folder)
 // Limits:  fp16, bf16; forward only; sm_90a.
 
-#include "hopper.h"
+#include "schedule.h"
 
 namespace step06_5 {
 
 using namespace step06;
-
-constexpr unsigned Stages = 2; // buffers for K, and for V
 
 // What is compiled for. d is padded to D.
 //> tiling
@@ -60,56 +59,6 @@ template <class Tiling> struct memory { // what lies in a block's shared memory
     uint64_t Q_full[Tiling::QStages], O_full[Tiling::QStages], O_stored[Tiling::QStages];
     uint64_t K_full[Stages], K_empty[Stages], V_full[Stages], V_empty[Stages];
 };
-
-template <class Tiling> __device__ static void init_barriers(memory<Tiling> &x) {
-    for (unsigned stage = 0; stage < Tiling::QStages; stage++) {
-        mbarrier_init(&x.Q_full[stage], 1);
-        mbarrier_init(&x.O_full[stage], Tiling::Consumers * Warpgroup); // all threads
-        mbarrier_init(&x.O_stored[stage], 1);
-    }
-    for (unsigned stage = 0; stage < Stages; stage++) {
-        mbarrier_init(&x.K_full[stage], 1);
-        mbarrier_init(&x.V_full[stage], 1);
-        mbarrier_init(&x.K_empty[stage], Tiling::Consumers); // one thread of each
-        mbarrier_init(&x.V_empty[stage], Tiling::Consumers);
-    }
-    mbarrier_fence_init();
-}
-
-// Tile n of a block goes to buffer n % Count, as number n / Count of those that this buffer holds.
-template <unsigned Count> __device__ static int parity_of(unsigned n) { return n / Count % 2; }
-
-// ---- which tile of queries comes when -----------------------------------------------------------
-
-//> tile-order
-// Tiles are numbered group by group of heads, and in a group from the last rows of all heads to the
-// first: with a causal mask the last see most keys.
-struct schedule {
-    int tiles, heads, group; // tiles of a head; B * H; heads of a group
-    unsigned *next;          // [1] how often a block has asked for another tile; NULL: not needed
-};
-
-template <class Tiling>
-__device__ static task task_of(const shape &s, const schedule &order, int tile) {
-    int of_group = order.group * order.tiles, first = tile / of_group * order.group;
-    int heads = min(order.group, order.heads - first); // the last group may have fewer
-    int n = tile % of_group, bh = first + n % heads;
-    int i0 = (order.tiles - 1 - n / heads) * Tiling::Br;
-    return {bh, (int)kv_head(s, bh), i0, keys_seen(s, i0 + Tiling::Br)};
-}
-
-// Keys are taken tile by tile, from the last that a query sees to the first; -1: none sees any.
-template <class Tiling> __device__ static int last_tile(const task &t) {
-    return (t.keys + Tiling::Bc - 1) / Tiling::Bc - 1;
-}
-
-// A block begins with tile blockIdx.x. Each tile asks once for another, and atomicInc counts from 0
-// on when all have: so the next launch finds 0, and nobody has to set it.
-__device__ static int tile_after(const schedule &order, int tile) {
-    unsigned last = order.tiles * order.heads - 1;
-    return (int)(gridDim.x + (order.next ? atomicInc(order.next, last) : tile));
-}
-//< tile-order
 
 // ---- the producers, two threads -----------------------------------------------------------------
 
@@ -193,17 +142,6 @@ template <class Tiling> __device__ static uint64_t wait_for_K(memory<Tiling> &x,
 template <class Tiling> __device__ static uint64_t wait_for_V(memory<Tiling> &x, unsigned n) {
     mbarrier_wait(&x.V_full[n % Stages], parity_of<Stages>(n));
     return wgmma_mn_major(x.V[n % Stages], Tiling::Bc * PanelRow);
-}
-
-// The warpgroup has read a buffer; one of its threads says so.
-__device__ static void free_buffer(uint64_t *empty) {
-    if (threadIdx.x % Warpgroup == 0) mbarrier_arrive(empty);
-}
-
-// Rung 3's turns, of two warpgroups or more: each hands over to the next.
-__device__ static void take_turn(int consumer) { named_barrier_sync(1 + consumer, 2 * Warpgroup); }
-template <class Tiling> __device__ static void hand_over(int consumer) {
-    named_barrier_arrive(1 + (consumer + 1) % Tiling::Consumers, 2 * Warpgroup);
 }
 
 // What a warpgroup has in registers, for its 64 rows of one tile.
@@ -341,7 +279,7 @@ __global__ void __launch_bounds__(Tiling::Threads, 1)
         shape s, schedule order) {
     memory<Tiling> &x = *(memory<Tiling> *)smem;
     s.causal = Tiling::Causal; // so that the compiler knows
-    if (threadIdx.x == 0) init_barriers(x);
+    if (threadIdx.x == 0) init_barriers<Tiling>(x);
     __syncthreads(); // the mbarriers are ready
     // The same in all lanes of a warp, and with a shuffle the compiler knows that, too: what
     // follows from it, such as the descriptors of wgmma, is computed once for the warp (uniform
@@ -370,18 +308,6 @@ template <class F> static auto with_tiling(const attn_problem *p, F f) {
     return d <= 64    ? f(tiling<64, false>())
            : d <= 128 ? f(tiling<128, false>())
                       : f(tiling<256, false>());
-}
-
-// How many heads' tiles are taken together: as many as K and V of which are about L2, 512 KB for
-// each multiprocessor; but no more than 16, or 64 where d is small, or blocks that all begin with
-// the last rows of a head of their own wait for HBM together. Heads that share K and V always are.
-// Without a mask one head at a time is best.
-static int heads_of_group(const attn_problem *p) {
-    uint64_t L2 = (uint64_t)p->sm_count << 19, KV = 2 * 2 * (uint64_t)p->seqlen_k * p->head_dim;
-    uint64_t sharing = p->heads / p->kv_heads, most = (p->head_dim > 64 ? 16 : 64) / sharing;
-    uint64_t kv_heads = L2 / KV < most ? L2 / KV : most, all = (uint64_t)p->batch * p->heads;
-    uint64_t heads = (kv_heads > 1 ? kv_heads : 1) * sharing;
-    return !p->causal ? 1 : (int)(heads < all ? heads : all);
 }
 
 template <class T, class Tiling> static void launch(const attn_problem *p, const attn_tensors *x) {
@@ -414,24 +340,13 @@ static bool supports(const attn_problem *p, unsigned, char *why, size_t why_size
 }
 
 static void describe(const attn_problem *p, unsigned, char *text, size_t size) {
-    with_tiling(p, [=](auto t) {
-        snprintf(text, size, "Br %d, Bc %d, %d consumers, d padded to %d, groups of %d heads", t.Br,
-                 t.Bc, t.Consumers, t.D, heads_of_group(p));
-    });
+    with_tiling(p, [=](auto t) { describe_tiling<decltype(t)>(p, text, size); });
 }
 
-// O leaves by TMA, as much of each panel as O has. The counter is asked once after each tile.
 template <class Tiling> static attn_traffic traffic(const attn_problem *p) {
     attn_traffic sum = forward_traffic(p, Tiling::Br, Tiling::Bc, Tiling::D, 0);
-    const int heads = p->batch * p->heads, Br = Tiling::Br;
-    tensor_box box = box_of(NULL, heads, p->seqlen_q, p->head_dim, Br);
-    for (int bh = 0; bh < heads; bh++)
-        for (int i0 = 0; i0 < p->seqlen_q; i0 += Br)
-            for (int column = 0; column < p->head_dim; column += Panel) {
-                const int at[] = {column, i0, bh};
-                sum.tma_store += tma_store_bytes(&box, at);
-            }
-    if (p->causal) sum.atomic = heads * ceil_div(p->seqlen_q, Br) * SECTOR;
+    sum.tma_store = stored_bytes(p, Tiling::Br);
+    sum.atomic = counter_bytes(p, Tiling::Br);
     return sum;
 }
 

@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(Tiling::Threads, 1)
         shape s, schedule order) {
     memory<Tiling> &x = *(memory<Tiling> *)smem;
     s.causal = Tiling::Causal; // so that the compiler knows
-    if (threadIdx.x == 0) init_barriers(x);
+    if (threadIdx.x == 0) init_barriers<Tiling>(x);
     __syncthreads(); // the mbarriers are ready
     // The same in all lanes of a warp, and with a shuffle the compiler knows that, too (rung 5).
     int warp = __shfl_sync(~0u, threadIdx.x / Lanes, 0), warpgroup = warp / 4;

@@ -1,16 +1,15 @@
-// fp8_roles.h - what rungs 7 and 8 share: rung 5's blocks, with their roles, on e4m3. 7_fp8.cu says
+// fp8_roles.h - what rungs 7 to 9 share: rung 5's blocks, with their roles, on e4m3. 7_fp8.cu says
 // what FP8 changes; what stands here are tiles, copies, products and softmax, each as rung 5 or
-// hopper.h has it for 16 bits, and the host's side.
+// hopper.h has it for 16 bits, and the host's side. What is the same for both is in schedule.h.
 #ifndef STEP06_FP8_ROLES_H
 #define STEP06_FP8_ROLES_H
 
 #include "quantize.h"
+#include "schedule.h"
 
 #include <float.h>
 
 namespace step06_fp8 {
-
-constexpr unsigned Stages = 2; // buffers for K, and for V
 
 // What is compiled for. d is padded to D.
 template <int Columns, bool Mask, int Warpgroups, int Keys> struct tiling {
@@ -38,24 +37,6 @@ template <class Tiling> struct memory {
     uint64_t Q_full[Tiling::QStages], O_full[Tiling::QStages], O_stored[Tiling::QStages];
     uint64_t K_full[Stages], K_empty[Stages], V_full[Stages], V_empty[Stages];
 };
-
-template <class Tiling> __device__ inline void init_barriers(memory<Tiling> &x) {
-    for (unsigned stage = 0; stage < Tiling::QStages; stage++) {
-        mbarrier_init(&x.Q_full[stage], 1);
-        mbarrier_init(&x.O_full[stage], Tiling::Consumers * Warpgroup); // all threads
-        mbarrier_init(&x.O_stored[stage], 1);
-    }
-    for (unsigned stage = 0; stage < Stages; stage++) {
-        mbarrier_init(&x.K_full[stage], 1);
-        mbarrier_init(&x.V_full[stage], 1);
-        mbarrier_init(&x.K_empty[stage], Tiling::Consumers); // one thread of each
-        mbarrier_init(&x.V_empty[stage], Tiling::Consumers);
-    }
-    mbarrier_fence_init();
-}
-
-// Tile n of a block goes to buffer n % Count, as number n / Count of those that this buffer holds.
-template <unsigned Count> __device__ inline int parity_of(unsigned n) { return n / Count % 2; }
 
 // ---- tiles of e4m3, and the two products --------------------------------------------------------
 
@@ -199,36 +180,6 @@ __device__ inline void to_operand(uint32_t (&P)[Bc / 32][4], const float (&S)[Bc
 }
 //< fp8-operand
 
-// ---- which tile of queries comes when -----------------------------------------------------------
-
-// Tiles are numbered group by group of heads, and in a group from the last rows of all heads to the
-// first: with a causal mask the last see most keys.
-struct schedule {
-    int tiles, heads, group; // tiles of a head; B * H; heads of a group
-    unsigned *next;          // [1] how often a block has asked for another tile; NULL: not needed
-};
-
-template <class Tiling>
-__device__ inline task task_of(const shape &s, const schedule &order, int tile) {
-    int of_group = order.group * order.tiles, first = tile / of_group * order.group;
-    int heads = min(order.group, order.heads - first); // the last group may have fewer
-    int n = tile % of_group, bh = first + n % heads;
-    int i0 = (order.tiles - 1 - n / heads) * Tiling::Br;
-    return {bh, (int)kv_head(s, bh), i0, keys_seen(s, i0 + Tiling::Br)};
-}
-
-// Keys are taken tile by tile, from the last that a query sees to the first; -1: none sees any.
-template <class Tiling> __device__ inline int last_tile(const task &t) {
-    return (t.keys + Tiling::Bc - 1) / Tiling::Bc - 1;
-}
-
-// A block begins with tile blockIdx.x. Each tile asks once for another, and atomicInc counts from 0
-// on when all have: so the next launch finds 0, and nobody has to set it.
-__device__ inline int tile_after(const schedule &order, int tile) {
-    unsigned last = order.tiles * order.heads - 1;
-    return (int)(gridDim.x + (order.next ? atomicInc(order.next, last) : tile));
-}
-
 // ---- the producers, a thread for Q and K, and one for V -----------------------------------------
 
 struct sources {
@@ -326,17 +277,6 @@ template <class Tiling> __device__ inline uint64_t wait_for_V(memory<Tiling> &x,
     return operand<Tiling::Bc>(x.V[n % Stages]);
 }
 
-// The warpgroup has read a buffer; one of its threads says so.
-__device__ inline void free_buffer(uint64_t *empty) {
-    if (threadIdx.x % Warpgroup == 0) mbarrier_arrive(empty);
-}
-
-// Rung 3's turns, of two warpgroups or more: each hands over to the next.
-__device__ inline void take_turn(int consumer) { named_barrier_sync(1 + consumer, 2 * Warpgroup); }
-template <class Tiling> __device__ inline void hand_over(int consumer) {
-    named_barrier_arrive(1 + (consumer + 1) % Tiling::Consumers, 2 * Warpgroup);
-}
-
 // What makes exponents of S: the scores' scale, log2(e), the scales of Q and K. Not 0, even if all
 // that is scaled is tiny: 0 times the mask's -infinity would be NaN.
 //> exponent-scale
@@ -398,27 +338,10 @@ inline CUtensorMap map_of_bytes(const void *tensor, int heads, int rows, int col
     exit(3); // this machine cannot
 }
 
-// How many heads' tiles are taken together: as many as K and V of which are about L2, 512 KB for
-// each multiprocessor; but no more than 16, or 64 where d is small, or blocks that all begin with
-// the last rows of a head of their own wait for HBM together. Heads that share K and V always are.
-// Without a mask one head at a time is best.
-inline int heads_of_group(const attn_problem *p) {
-    uint64_t L2 = (uint64_t)p->sm_count << 19, KV = 2 * (uint64_t)p->seqlen_k * p->head_dim;
-    uint64_t sharing = p->heads / p->kv_heads, most = (p->head_dim > 64 ? 16 : 64) / sharing;
-    uint64_t kv_heads = L2 / KV < most ? L2 / KV : most, all = (uint64_t)p->batch * p->heads;
-    uint64_t heads = (kv_heads > 1 ? kv_heads : 1) * sharing;
-    return !p->causal ? 1 : (int)(heads < all ? heads : all);
-}
-
 inline int buffers(const attn_problem *p, attn_buffer out[ATTN_MAX_BUFFERS]) {
     prepass_buffers(p, out);
     out[Next] = {.name = "tiles asked for", .bytes = 4, .passes = ATTN_FORWARD, .zeroed = true};
     return Next + p->causal;
-}
-
-template <class Tiling> void describe_tiling(const attn_problem *p, char *text, size_t size) {
-    snprintf(text, size, "Br %d, Bc %d, %d consumers, d padded to %d, groups of %d heads",
-             Tiling::Br, Tiling::Bc, Tiling::Consumers, Tiling::D, heads_of_group(p));
 }
 
 // What the pre-pass and the attention kernel ask for. Rows of Q8, K8 and V8 are whole sectors, so
@@ -427,7 +350,8 @@ template <class Tiling> attn_traffic traffic(const attn_problem *p) {
     shape s = shape_of(p);
     const int heads = p->batch * p->heads, Br = Tiling::Br;
     attn_traffic sum = prepass_traffic(p);
-    tensor_box box = box_of(NULL, heads, p->seqlen_q, p->head_dim, Br);
+    sum.tma_store = stored_bytes(p, Br);
+    sum.atomic = counter_bytes(p, Br);
     for (int bh = 0; bh < heads; bh++)
         for (int i0 = 0; i0 < p->seqlen_q; i0 += Br) {
             uint64_t tiles = ceil_div(keys_seen(s, i0 + Br), Tiling::Bc);
@@ -436,13 +360,7 @@ template <class Tiling> attn_traffic traffic(const attn_problem *p) {
             sum.store += SECTOR * request_sectors(((uint64_t)bh * s.Nq + i0) * sizeof(float),
                                                   min(Br, s.Nq - i0) * sizeof(float),
                                                   8 * sizeof(float)); // LSE
-            for (int column = 0; column < p->head_dim; column += Panel) {
-                const int at[] = {column, i0, bh};
-                sum.tma_store += tma_store_bytes(&box, at);
-            }
         }
-    // The counter is asked once after each tile.
-    if (p->causal) sum.atomic = heads * ceil_div(p->seqlen_q, Br) * SECTOR;
     return sum;
 }
 
