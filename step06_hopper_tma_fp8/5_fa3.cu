@@ -55,7 +55,7 @@ template <class Tiling> struct memory { // what lies in a block's shared memory
     unsigned char Q[Tiling::QStages][Q_bytes]; // and then O
     unsigned char K[Stages][K_bytes], V[Stages][K_bytes];
     task todo[Tiling::QStages]; // what is to be done with this Q; head -1: nothing, it is the end
-    // mbarriers. A buffer for Q is free again when its O has been stored.
+    // mbarriers (schedule.h). A buffer for Q is free again when its O has been stored.
     uint64_t Q_full[Tiling::QStages], O_full[Tiling::QStages], O_stored[Tiling::QStages];
     uint64_t K_full[Stages], K_empty[Stages], V_full[Stages], V_empty[Stages];
 };

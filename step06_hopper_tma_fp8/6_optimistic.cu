@@ -52,7 +52,7 @@ template <class Tiling> struct memory { // what lies in a block's shared memory
     task todo[Tiling::QStages];  // and what that is; of head -1: none is left
     bool exact[Tiling::QStages]; // it has failed before
     int failed[Tiling::QStages]; // and now: is the bet lost?
-    // mbarriers. A buffer for Q is free again when its O has been stored.
+    // mbarriers (schedule.h). A buffer for Q is free again when its O has been stored.
     uint64_t Q_full[Tiling::QStages], O_full[Tiling::QStages], O_stored[Tiling::QStages];
     uint64_t K_full[Stages], K_empty[Stages], V_full[Stages], V_empty[Stages];
 };

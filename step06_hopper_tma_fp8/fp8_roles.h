@@ -33,7 +33,7 @@ template <class Tiling> struct memory {
     task todo[Tiling::QStages];
     float Q_scale[Tiling::QStages][Tiling::Consumers]; // come with Q
     float K_scale[Stages], V_scale[Stages];            // come with K
-    // mbarriers. A buffer for Q is free again when its O has been stored.
+    // mbarriers (schedule.h). A buffer for Q is free again when its O has been stored.
     uint64_t Q_full[Tiling::QStages], O_full[Tiling::QStages], O_stored[Tiling::QStages];
     uint64_t K_full[Stages], K_empty[Stages], V_full[Stages], V_empty[Stages];
 };
