@@ -227,11 +227,11 @@ static double patience(void) {
     return seconds > 0 && seconds < 1e9 ? seconds : 10;
 }
 
-static void say_where_it_is(int seconds) {
+static void say_where_it_is(double seconds) {
     char kernel[48];
     sim_kernel_name(sim_now->kernel, kernel, sizeof kernel);
     // On a terminal the harness has a line there that has not ended.
-    fprintf(stderr, "%sstill in kernel %s after %d s: %llu of %llu blocks done\n",
+    fprintf(stderr, "%sstill in kernel %s after %.0f s: %llu of %llu blocks done\n",
             isatty(STDERR_FILENO) ? "\r\033[K" : "", kernel, seconds,
             (unsigned long long)__atomic_load_n(&grid.done, __ATOMIC_RELAXED),
             (unsigned long long)grid.blocks);
@@ -241,17 +241,16 @@ static void say_where_it_is(int seconds) {
 // nothing. Says where the launch is after some seconds, and then six times as rarely.
 static void wait_for_workers(void) {
     double seconds = patience(), next = seconds;
-    struct timespec start, now;
+    struct timespec start;
     clock_gettime(CLOCK_MONOTONIC, &start);
     while (pool.busy) {
         struct timespec until = start;
         until.tv_sec += (time_t)next;
         until.tv_nsec += (long)((next - (double)(time_t)next) * 1e9);
         if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
-        if (pthread_cond_clockwait(&pool.done, &pool.lock, CLOCK_MONOTONIC, &until) != ETIMEDOUT)
-            continue;
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        say_where_it_is((int)(now.tv_sec - start.tv_sec));
+        int how = pthread_cond_clockwait(&pool.done, &pool.lock, CLOCK_MONOTONIC, &until);
+        if (how != ETIMEDOUT || !pool.busy) continue;
+        say_where_it_is(next);
         next += 6 * seconds;
     }
 }
