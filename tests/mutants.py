@@ -63,7 +63,7 @@ ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MF
 LEGEND = """A mutant is a kernel with one fault planted in it, and the tests should fail on it. One that is "noticed" was, by the
 complaint that follows; one that "survives, as it must" was not, since the fault changes no result, for the reason given.
 """
-MOST = 160    # characters of a complaint or a reason
+MOST = 180    # characters of a complaint or a reason
 
 
 class ListError(Exception):
