@@ -28,8 +28,12 @@ JOBS      := $(shell case "$$MAKEFLAGS" in (*jobserver*) ;; (*) echo -j$$(nproc)
 MAKEFLAGS += $(JOBS) --no-print-directory
 
 WARNINGS := -Wall -Wextra -Werror
-# A designated initialiser leaves the rest at zero on purpose.
-KERNEL_WARNINGS := $(WARNINGS) -Wno-missing-field-initializers -Wno-unknown-pragmas
+# A designated initialiser leaves the rest at zero on purpose. Who takes a call out of a kernel to see what happens may
+# leave something unused: that is a warning, and an error only for the tests (CI builds everything with STRICT=1).
+STRICT   ?= $(filter test%,$(MAKECMDGOALS))
+export STRICT
+UNUSED   := variable const-variable but-set-variable parameter but-set-parameter function value label local-typedefs
+KERNEL_WARNINGS := $(WARNINGS) -Wno-missing-field-initializers -Wno-unknown-pragmas $(if $(STRICT),,$(UNUSED:%=-Wno-error=unused-%))
 # No fused multiply-add on the host: the seeded inputs are the same bits with every compiler.
 # -fPIC: the harness and the GPU's kernels are also linked into a library, for tests/peers.py.
 CFLAGS   := -std=c11 -D_GNU_SOURCE -O2 -g -fPIC -ffp-contract=off $(WARNINGS) -Icommon -I.
@@ -81,10 +85,10 @@ TEST_C   := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/test_*.c))
 TEST_CU  := $(patsubst %.cu,$(BUILD)/sim/%.o,$(filter-out tests/count_instructions.cu,$(wildcard tests/*.cu)))
 GALLERY  := $(BUILD)/tests/gallery/gallery.o $(patsubst %.cu,$(BUILD)/sim/%.o,$(wildcard tests/gallery/*.cu))
 
-.PHONY: all sim gpu run train peers diff test test-sim test-pages test-values test-programs test-gpu need-gpu need-sim need-matplotlib test-full test-more test-shapes test-sanitized test-clang \
+.PHONY: all sim gpu run check train peers diff need-criterion need-numpy test test-sim test-pages test-values test-programs test-gpu need-gpu need-sim need-matplotlib test-full test-more test-shapes test-sanitized test-clang \
         mutants fill book sram wavefronts backward registers registers-backward curves timelines fp8-table plots deps help list clean bench-sim gallery format numpy-cases
 .DELETE_ON_ERROR:
-all: sim gpu                ## build everything that this machine can build
+all: sim gpu                ## build all that this machine can build
 
 sim: $(addprefix $(BUILD)/sim/,$(PROGRAMS))
 
@@ -232,16 +236,21 @@ SAMPLE   := $(or $(if $(STEP),$(shell sed -n 's/^SAMPLE := //p' $(call step_dir,
 run: need-$(DEVICE) $(PROGRAM)    ## the ladder, or STEP=00 alone; DEVICE=sim|gpu, ARGS="--causal -n 1000"
 	@$(PROGRAM) $(if $(ARGS),$(ARGS),$(SAMPLE))
 
+# Make turns every exit status into 2; tests/check.sh itself tells wrong (1) from not checked (2).
+CHECKED  := $(addprefix $(BUILD)/$(DEVICE)/step,$(or $(STEP),$(foreach s,$(STEPS),$(call number_of,$(s)))))
+check: need-$(DEVICE) $(CHECKED)    ## is STEP=03 right where mistakes show? DEVICE=sim|gpu, ARGS="--kernel fused"
+	@status=0; for p in $(CHECKED); do tests/check.sh $$p $(ARGS) || status=1; done; exit $$status
+
 # Before anything is compiled for a card that is not there.
 need-sim:
 need-gpu:
 	@$(if $(HAS_GPU),,echo "There is no GPU here: leave DEVICE=gpu away, and the simulator runs it." >&2; exit 3)
 
-train: need-$(DEVICE) $(BUILD)/$(DEVICE)/train    ## one attention layer learns a toy task; DEVICE=sim|gpu, ARGS="--kernel recompute"
+train: need-$(DEVICE) $(BUILD)/$(DEVICE)/train    ## a layer learns a toy task; DEVICE=sim|gpu, ARGS="--kernel recompute"
 	@$(BUILD)/$(DEVICE)/train $(ARGS)
 
 # With the Python that has PyTorch.
-peers: need-gpu $(if $(HAS_GPU),$(BUILD)/gpu/kernels.so)    ## the kernels beside FlashAttention-2 and cuDNN (needs PyTorch); ARGS="--kernels fa2"
+peers: need-gpu $(if $(HAS_GPU),$(BUILD)/gpu/kernels.so)    ## beside FlashAttention-2 and cuDNN (needs PyTorch); ARGS="--kernels fa2"
 	python3 tests/peers.py $(ARGS)
 
 list: $(BUILD)/sim/ladder   ## the kernels that there are
@@ -255,7 +264,7 @@ NUMBERS   = $(shell seq $(words $(RUNGS)))
 THIS      = $(word $(RUNG),$(RUNGS))
 BEFORE    = $(shell printf '%s\n' $(LADDER) | awk '$$0 == "$(THIS)" { print last } { last = $$0 }')
 
-diff:                       ## what changes from the step before to STEP=03, or to its RUNG=2 from its rung 1
+diff:                       ## what changes from the step before to STEP=03, or to its RUNG=2
 	$(if $(STEP),,$(error make diff needs a step: STEP=01 shows what changes from step 00 to step 01))
 	$(if $(filter $(RUNG),$(NUMBERS)),,$(error RUNG=$(RUNG): the rungs of step $(STEP) are $(or $(NUMBERS),none)))
 	$(if $(BEFORE),,$(error STEP=$(STEP): nothing comes before its first rung; try STEP=01))
@@ -263,10 +272,21 @@ diff:                       ## what changes from the step before to STEP=03, or 
 	@diff -u --color=$(if $(NO_COLOR),never,auto) --label $(BEFORE) --label $(THIS) $(BEFORE) $(THIS) || [ $$? = 1 ]
 	@$(if $(filter 1,$(RUNG)),$(foreach h,$(wildcard $(dir $(THIS))*.h),echo "New beside it: $(h), $$(wc -l <$(h)) lines";))
 
-test: test-$(TEST_ON)       ## all tests, on the simulator; DEVICE=gpu: the kernels, on the GPU (needs `make deps` once)
+test: test-$(TEST_ON)       ## all tests, in the simulator; DEVICE=gpu: the kernels. Needs `make deps` once
+
+# Before anything is compiled, where what the tests need is not there; `make deps test` installs it first.
+DEPS      = $(filter deps,$(MAKECMDGOALS))
+need-criterion: | $(DEPS)
+	@echo '#include <criterion/criterion.h>' | $(CC) -E -x c - >/dev/null 2>&1 || \
+	  { echo "the tests need Criterion; make deps installs it" >&2; exit 3; }
+need-numpy: | $(DEPS)
+	@$(PYTHON) -c "import numpy" 2>/dev/null || { echo "the tests need NumPy; make deps installs it" >&2; exit 3; }
+$(TEST_C): | need-criterion
+numpy-cases: | need-numpy
 
 # Pages and values are checked side by side, each with a core; then the test programs, which use all.
-test-sim: test-pages test-values
+test-sim: need-criterion need-numpy
+	@$(MAKE) test-pages test-values
 	@$(MAKE) test-programs
 
 TESTED := sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants numpy-cases
@@ -277,6 +297,7 @@ test-pages: $(TESTED)
 	$(PYTHON) notes/plots.py --check
 	$(PYTHON) tests/mutants.py --check $(wildcard tests/mutants/*.txt)
 	$(PYTHON) tests/test_book.py
+	$(PYTHON) tests/test_mutants.py
 
 # The openings whose output no page quotes: fill.py runs the others.
 test-values: $(TESTED)
@@ -287,13 +308,15 @@ test-values: $(TESTED)
 	$(PYTHON) tests/crosscheck.py $(BUILD)/sim/ladder $(BUILD)
 
 # The part of it that depends on the compiler.
-test-programs: sim $(BUILD)/sim/run_tests $(BUILD)/sim/gallery $(BUILD)/sim/variants $(BUILD)/sim/count_instructions numpy-cases
+test-programs: need-criterion need-numpy
+	@$(MAKE) $(TESTED) $(BUILD)/sim/count_instructions
 	BUILD=$(BUILD) NUMPY_CASES=$(BUILD)/numpy_cases $(BUILD)/sim/run_tests
 
-test-gpu: need-gpu $(if $(HAS_GPU),$(BUILD)/gpu/run_tests)
+test-gpu: need-gpu need-criterion
+	@$(MAKE) $(BUILD)/gpu/run_tests
 	$(BUILD)/gpu/run_tests
 
-test-full: test             ## test, then more shapes (every three of their properties), sanitizers, clang, mutants
+test-full: test             ## test, then more shapes, sanitizers, clang, mutants
 	@$(MAKE) test-more
 
 # One after the other, so that each has all cores; the last line is a test runner's.
@@ -304,7 +327,8 @@ test-more:
 
 # Every kernel on cases in which every three properties of shape, input and machine meet; `test` has every two.
 # And the counts of the longest runs that were counted on an H200.
-test-shapes: need-$(TEST_ON) $(if $(filter sim,$(TEST_ON))$(HAS_GPU),$(BUILD)/$(TEST_ON)/run_tests)
+test-shapes: need-$(TEST_ON) need-criterion
+	@$(MAKE) $(BUILD)/$(TEST_ON)/run_tests
 	FULL=1 $(BUILD)/$(TEST_ON)/run_tests --filter '@(kernels|hardware)/*'
 
 # The programs' tests again, looking for overflows, use after free, leaks and undefined arithmetic in the C files.
@@ -315,12 +339,13 @@ NO_CLANG := clang is not installed: the tests are not run with a second compiler
 test-clang:
 	@$(if $(shell command -v clang++),$(MAKE) test-programs BUILD=$(BUILD)/clang CC=clang CXX=clang++,echo "$(NO_CLANG)")
 
-mutants: $(BUILD)/sim/run_tests    ## do the tests notice faults planted in the kernels? in all, or in STEP=00
-	BUILD=$(BUILD) $(PYTHON) tests/mutants.py $(if $(STEP),$(wildcard tests/mutants/step$(STEP)_*.txt),tests/mutants/*.txt)
+mutants: need-criterion     ## do the tests notice faults planted in the kernels? in all, or in STEP=00
+	@$(MAKE) $(BUILD)/sim/run_tests
+	@BUILD=$(BUILD) $(PYTHON) tests/mutants.py $(if $(STEP),$(wildcard tests/mutants/step$(STEP)_*.txt),tests/mutants/*.txt)
 
 # What a page is written from: those of the book are made from notes/source.
 PAGES    := README.md $(wildcard step*/README.md notes/source/*.md)
-fill: need-matplotlib sim $(BUILD)/sim/gallery    ## write what programs print into the pages, and make the chapters notes/*.md
+fill: need-matplotlib sim $(BUILD)/sim/gallery    ## write what programs print into the pages; make notes/*.md
 	$(PYTHON) notes/fill.py $(PAGES)
 	$(PYTHON) notes/book.py
 
@@ -336,13 +361,13 @@ need-matplotlib:
 # Bytes asked for, by the shared memory that a block may use: among the sizes are those of real cards (48 KB
 # without opting in; sm_75 64, sm_86 and sm_89 99, sm_80 163, sm_90 227).
 SRAM     := 12K 20K 32K 48K 64K 80K 99K 132K 163K 227K
-sram: $(BUILD)/sim/step03   ## count step03's bytes for ten sizes of shared memory: notes/results/sim_sram.csv
+sram: $(BUILD)/sim/step03   ## count step03's bytes by --sram: notes/results/sim_sram.csv
 	@for m in $(SRAM); do $< -n 1024 -H 1 --sram $$m --format csv || exit 1; done >$(BUILD)/sram.csv
 	@awk 'NR == 1 || !/^date/' $(BUILD)/sram.csv >notes/results/sim_sram.csv
 
 # Wavefronts of shared memory, of one head without a bank conflict beyond those that the simulator counts.
 WAVES    := tiled,blocked,three-passes,two-passes,one-pass,fused,algorithm1,query-tiles,tensor-cores,swizzled,async,lean,split-q,split-k,fa2
-wavefronts: $(BUILD)/sim/ladder    ## count the kernels' wavefronts of shared memory: notes/results/sim_wavefronts.csv
+wavefronts: $(BUILD)/sim/ladder    ## count wavefronts of shared memory: notes/results/sim_wavefronts.csv
 	@$< -n 1024 -H 1 --kernel $(WAVES) --profile --format csv \
 	  >$(BUILD)/wavefronts.csv
 	@awk -F, '{ gsub(/"([^"]|"")*"/, "") } \
@@ -353,7 +378,7 @@ wavefronts: $(BUILD)/sim/ladder    ## count the kernels' wavefronts of shared me
 
 # What step05's backwards ask of HBM, of one head by its length, and their tiles on cards of 99, 163 and 227 KB.
 BACKWARD := --pass backward --dtype bf16 --kernel fa2-deterministic,fa2-fused --format csv
-backward: $(BUILD)/sim/step05    ## count the bytes of step05's backwards: notes/results/sim_backward.csv
+backward: $(BUILD)/sim/step05    ## count bytes of step05's backwards: notes/results/sim_backward.csv
 	@{ for d in 64 128; do for n in 256 512 1024; do $< -n $$n -H 1 -d $$d $(BACKWARD) && \
 	     $< -n $$n -H 1 -d $$d --causal $(BACKWARD) || exit 1; done; done; \
 	   for m in 99K 163K 227K; do for d in 64 128 256; do $< -n 128 -H 1 -d $$d --sram $$m $(BACKWARD) || exit 1; done; done; \
@@ -364,7 +389,7 @@ backward: $(BUILD)/sim/step05    ## count the bytes of step05's backwards: notes
 # (Rung 6 of step06 has two tilings at d = 64: two lines.)
 # And those that step06's consumers use of what setmaxnreg gives them, for FP8.
 FP8_OBJECTS := $(patsubst %.cu,$(BUILD)/gpu/%.o,$(wildcard $(call step_dir,06)/*_fp8*.cu))
-registers: registers-backward | $(if $(NVCC),$(FP8_OBJECTS))    ## count the registers of step05's and step06's kernels (needs nvcc): notes/results/registers_*.csv
+registers: registers-backward | $(if $(NVCC),$(FP8_OBJECTS))    ## count registers (needs nvcc): notes/results/registers_*.csv
 	$(if $(NVCC),,$(error make registers needs nvcc))
 	$(call count_registers,90,-arch=sm_90,$(wildcard $(call step_dir,05)/[1-7]_*.cu))
 	$(call count_registers,90a,$(HOPPER),$(wildcard $(call step_dir,06)/[1-6]_*.cu))
@@ -394,28 +419,29 @@ registers-backward: $(wildcard $(call step_dir,05)/*backward*.cu)
 	      /REG:/ && a ~ /gradients|query_sums/ { gsub(/[A-Z]+:/, ""); KB = a ~ /gradients/ ? size[2] + 0 : ""; \
 	        print name "," a "," type "," size[1] "," KB "," $$1 "," $$2 }'; done; } >notes/results/registers_backward_sm90.csv
 
-timelines: $(BUILD)/sim/step06    ## draw what step06's blocks do in the simulator, notes/figures/timeline_*.svg
+timelines: $(BUILD)/sim/step06    ## draw what step06's blocks do: notes/figures/timeline_*.svg
 	$(PYTHON) notes/timeline.py
 
 # A small shape in the simulator, a large one on a GPU.
 ACCURACY  = $(if $(filter gpu,$(DEVICE)),-H 2 -n 8192 -d 128,-H 2 -n 1024 -d 64)
-fp8-table: need-$(DEVICE) $(BUILD)/$(DEVICE)/step06    ## FlashAttention-3's table of FP8 accuracy: notes/results/sim_fp8_accuracy.csv, or CARD_fp8_accuracy.csv
+fp8-table: need-$(DEVICE) $(BUILD)/$(DEVICE)/step06    ## FP8's accuracy, as FlashAttention-3's table: notes/results/*_fp8_accuracy.csv
 	@$(PYTHON) tests/fp8_table.py $(BUILD)/$(DEVICE)/step06 $(ACCURACY) --commit "$(COMMIT)" \
 	  --out notes/results/$(if $(filter gpu,$(DEVICE)),$(CARD_NAME),sim)_fp8_accuracy.csv $(ARGS)
 
-plots:                      ## draw the figures that show results: notes/figures/ladder.svg and others
+plots:                      ## draw the results' figures: notes/figures/ladder.svg and others
 	$(PYTHON) notes/plots.py
 
 numpy-cases:
 	@$(PYTHON) tests/numpy_reference.py $(BUILD)/numpy_cases
 
-gallery: $(BUILD)/sim/gallery    ## a gallery of mistakes; BUG=missing_barrier shows what is found
+gallery: $(BUILD)/sim/gallery    ## a gallery of mistakes; BUG=missing_barrier shows one
 	@$< $(BUG)
+	@$(if $(BUG),,echo; echo "make gallery BUG=missing_barrier shows one: what is found, and where")
 
 # Files of notes/results to measure again: the ladder and its peers take 13 minutes on an H200. Others are
 # fp32 backward step05 step05_peers step05_backward_peers step06 step06_peers fp8_peers.
 BENCH    ?= ladder ladder_peers
-bench: need-gpu $(if $(HAS_GPU),$(addprefix $(BUILD)/gpu/,ladder step06 kernels.so))    ## on a GPU, measure the ladder and its peers (they need PyTorch): notes/results/CARD_ladder*.csv; BENCH=step06
+bench: need-gpu $(if $(HAS_GPU),$(addprefix $(BUILD)/gpu/,ladder step06 kernels.so))    ## on a GPU, measure the ladder and its peers again; BENCH=step06
 	@tests/bench.sh $(CARD_NAME) "$(COMMIT)" $(BUILD) $(BENCH)
 
 # The ladder as make run shows it, both passes; and the time that the simulator needs.
@@ -427,8 +453,6 @@ bench-sim: $(BUILD)/sim/bench $(BUILD)/sim/ladder    ## what each rung asks for,
 
 deps:                       ## install what the tests need (Debian, Ubuntu; as root)
 	apt-get install -y --no-install-recommends libcriterion-dev python3-numpy python3-matplotlib binutils
-# `make deps test`: nothing of the tests is compiled before the packages are there.
-$(TEST_C) numpy-cases: | $(filter deps,$(MAKECMDGOALS))
 
 format:                     ## lay out the sources with clang-format
 	clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cpp')
@@ -437,6 +461,6 @@ clean:                      ## remove what was built
 	rm -rf $(BUILD)
 
 help:                       ## this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -60,7 +60,7 @@ struct machine_buffer {
 // What one pass did. A number that the machine cannot know is left out by its flag.
 struct measurement {
     char error[MACHINE_ERROR]; // empty, or one line: a failed launch, a detector's finding
-    char note[320];            // empty, or one line for the reader (why counters are missing, …)
+    char note[440];            // empty, or one line for the reader (why counters are missing, …)
 
     int launches;
     size_t smem_per_block; // static + dynamic, the largest launch, bytes

@@ -1,8 +1,8 @@
 // main.c - the program: every step's, and the ladder's.
 //
 // A step's program is linked with its own kernels, the ladder with all; the registry (attn.h) says
-// which are there. Exit status: 0 right; 1 a wrong result or a fault found; 2 bad usage; 3 this
-// machine cannot.
+// which are there. Exit status: 0 right; 1 a wrong result, a fault found, or other bytes than the
+// model says; 2 bad usage; 3 this machine cannot.
 
 #include "options.h"
 #include "report.h"
@@ -128,7 +128,9 @@ struct session {
     const struct options *options;
     struct machine machine;
     struct reporter reporter;
-    int ran, wrong, refused; // refused: named, and does not take this shape
+    int ran;
+    int wrong;   // in outputs or bytes
+    int refused; // named, and does not take this shape
     char why[700];
 };
 
@@ -145,8 +147,9 @@ static int take_result(struct session *s, const struct result *r) {
         snprintf(s->why, sizeof s->why, "%s: %.600s", r->kernel->name, r->why);
         complain(EXIT_WRONG, s->why);
     }
-    s->ran += r->outcome == RAN_RIGHT || r->outcome == RAN_WRONG;
-    s->wrong += r->outcome == RAN_WRONG;
+    bool wrong = r->outcome == RAN_WRONG || r->outcome == RAN_UNMODELLED;
+    s->ran += r->outcome == RAN_RIGHT || wrong;
+    s->wrong += wrong;
     return EXIT_RIGHT;
 }
 

@@ -112,8 +112,10 @@ void options_help(const char *program) {
         "      --dump DIR        write Q K V O LSE (dO dQ dK dV) as .npy; with several kernels to "
         "DIR/NAME/\n"
         "      --list, --help, --version\n\n"
-        "Exit status: 0 right; 1 a wrong result or a fault found; 2 bad usage; 3 this machine "
-        "cannot.\n",
+        "The result of a row: ok; WRONG, a wrong output or a fault found; bytes, right outputs "
+        "but other\n"
+        "bytes than the kernel's model says; not run, and why.\n"
+        "Exit status: 0 all ok; 1 WRONG or bytes in a row; 2 bad usage; 3 this machine cannot.\n",
         program);
 }
 

@@ -25,11 +25,12 @@ struct prepared {
 
 enum outcome {
     RAN_RIGHT,
-    RAN_WRONG,     // a wrong result, or a fault found
-    NOT_SUPPORTED, // this problem is not for this kernel, or for nobody: exit status 2 if asked for
-                   // by name
-    NOT_POSSIBLE,  // this machine cannot: exit status 3
-    REFUSED,       // the input has no finite answer, or --dump failed: exit status 2 at once
+    RAN_WRONG,      // a wrong result, or a fault found
+    RAN_UNMODELLED, // the outputs are right, but not the bytes asked for: the model says others
+    NOT_SUPPORTED,  // this problem is not for this kernel, or for nobody: exit status 2 if asked
+                    // for by name
+    NOT_POSSIBLE,   // this machine cannot: exit status 3
+    REFUSED,        // the input has no finite answer, or --dump failed: exit status 2 at once
 };
 
 // Makes or loads the input, rounds it to p->dtype (taking the shape from the files, and 1/sqrt(d)

@@ -56,7 +56,7 @@ static const char *coloured(const char *word, int colour) {
 }
 
 static bool has_run(const struct result *r) {
-    return r->outcome == RAN_RIGHT || r->outcome == RAN_WRONG;
+    return r->outcome == RAN_RIGHT || r->outcome == RAN_WRONG || r->outcome == RAN_UNMODELLED;
 }
 
 static const char *outcome_text(const struct result *r) {
@@ -64,6 +64,7 @@ static const char *outcome_text(const struct result *r) {
     switch (r->outcome) {
     case RAN_RIGHT: return coloured("ok", GREEN);
     case RAN_WRONG: return coloured("WRONG", RED);
+    case RAN_UNMODELLED: return coloured("bytes", RED);
     default: return coloured("not run", YELLOW);
     }
 }
@@ -171,7 +172,7 @@ static void print_row(const struct reporter *to, const struct result *r) {
     else
         printf("%9s ", "-");
     printf("%8d  %s\n", m->launches, outcome_text(r));
-    if (r->outcome == RAN_WRONG) printf("    %s\n", r->why);
+    if (r->outcome != RAN_RIGHT) printf("    %s\n", r->why);
     if (m->note[0]) printf("    note: %s\n", m->note);
 }
 
@@ -334,6 +335,7 @@ static void csv_rmse(const struct reporter *to, const struct result *r) {
 static void csv_row(const struct reporter *to, const struct result *r) {
     static const char *const words[] = {[RAN_RIGHT] = "ok",
                                         [RAN_WRONG] = "wrong",
+                                        [RAN_UNMODELLED] = "bytes",
                                         [NOT_SUPPORTED] = "unsupported",
                                         [NOT_POSSIBLE] = "impossible",
                                         [REFUSED] = "refused"};

@@ -280,11 +280,12 @@ static void describe_failure(const struct run *run, struct result *r, const stru
 static void describe_traffic(struct result *r) {
     const struct attn_traffic *a = &r->measured.asked, *m = &r->model;
     snprintf(r->why, sizeof r->why,
-             "asked for %llu + %llu + %llu bytes (load, store, atomic), the model says %llu + %llu "
-             "+ %llu",
-             (unsigned long long)a->load, (unsigned long long)a->store,
-             (unsigned long long)a->atomic, (unsigned long long)m->load,
-             (unsigned long long)m->store, (unsigned long long)m->atomic);
+             "the outputs are right, but it asked for %llu + %llu + %llu bytes (load, store, "
+             "atomic), and the model says %llu + %llu + %llu",
+             (unsigned long long)(a->load + a->tma_load),
+             (unsigned long long)(a->store + a->tma_store), (unsigned long long)a->atomic,
+             (unsigned long long)(m->load + m->tma_load),
+             (unsigned long long)(m->store + m->tma_store), (unsigned long long)m->atomic);
 }
 
 // Sets the outcome from what was found. `exact`: the machine's counts are, so that they must equal
@@ -297,12 +298,14 @@ static void judge(const struct run *run, struct result *r, bool exact) {
             describe_failure(run, r, &r->check[i]);
             return;
         }
-    if (r->measured.repeats_differ)
+    if (r->measured.repeats_differ) {
         snprintf(r->why, sizeof r->why, "two runs on the same input gave different bits");
-    else if (exact && r->measured.has_asked && !r->asked_is_model && !r->asked_is_more)
+    } else if (exact && r->measured.has_asked && !r->asked_is_model && !r->asked_is_more) {
+        r->outcome = RAN_UNMODELLED;
         describe_traffic(r);
-    else
+    } else {
         r->outcome = RAN_RIGHT;
+    }
 }
 
 static bool check_outputs(const struct run *run, struct result *r) {
@@ -432,7 +435,7 @@ int run_kernel(const struct attn_kernel *kernel, struct prepared *in, unsigned p
         else
             r->outcome = prepared_answer(in, r->pass, r->why, sizeof r->why);
         if (r->outcome == RAN_RIGHT) run_pass(&run, r);
-        if (r->outcome != RAN_RIGHT)
+        if (r->outcome != RAN_RIGHT && r->outcome != RAN_UNMODELLED)
             results = (int)(r - out) + 1; // a backward on a wrong forward tells nothing
     }
     release(&run);

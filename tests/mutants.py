@@ -32,7 +32,7 @@ are tried in a kernel that includes it:
 The fault goes into a copy of the file; the copy, or an unchanged one of the kernel that finds the
 faulty header first, is compiled and linked with the tests that are there already, and the tests of
 the group `kernels` run, and those of the step's own group where there is a tests/test_stepNN.c, up
-to the first failure. When they fail, crash or take too long, the mutant is killed, as it should be.
+to the first failure. When they fail, crash or take too long, the mutant is noticed, as it should be.
 A survivor means that a test is missing.
 
 With --check before the lists, nothing is compiled or run: do the old texts still occur in the files,
@@ -58,6 +58,12 @@ AT_A_TIME = int(os.environ.get("AT_A_TIME", 2))
 PART = os.environ.pop("PART", "") or "1/1"  # not for the tests, which know a PART, too
 # A make or a test that runs inside `make mutants` is no part of it.
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+
+
+LEGEND = """A mutant is a kernel with one fault planted in it, and the tests should fail on it. One that is "noticed" was, by the
+complaint that follows; one that "survives, as it must" was not, since the fault changes no result, for the reason given.
+"""
+MOST = 180    # characters of a complaint or a reason
 
 
 class ListError(Exception):
@@ -192,20 +198,30 @@ def first_complaint(output):
     return complaint[1] if complaint else "crashed"
 
 
+def shorten(text):
+    """At most MOST characters of it, whole words."""
+    return text if len(text) <= MOST else text[:MOST - 3].rsplit(" ", 1)[0] + " ..."
+
+
+def verdict(mutant, complaint):
+    """Whether all is as it should be, and a line about it. `complaint`: of the tests; None if they have passed."""
+    if complaint is None and mutant.equivalent:
+        return True, f"survives, as it must: {mutant.name}: {shorten(mutant.equivalent)}"
+    if complaint is None:
+        return False, f"SURVIVES  {mutant.name}: no test notices it"
+    if mutant.equivalent:
+        return False, f"NOTICED   {mutant.name}, though it is called equivalent: {shorten(complaint)}"
+    return True, f"noticed   {mutant.name}: {shorten(complaint)}"
+
+
 def try_mutant(mutant, limit):
-    """Whether all is as it should be, and a line about it."""
     try:
         build(mutant)
         complaint = run_tests(mutant, limit)
     except ListError as error:
         return False, f"ERROR     {error}"
-    complaint = complaint and complaint[:70]
     shutil.rmtree(mutant.folder())
-    if complaint is None:
-        return bool(mutant.equivalent), f"{'survives' if mutant.equivalent else 'SURVIVES'}  {mutant.name}"
-    if mutant.equivalent:
-        return False, f"KILLED    {mutant.name}, though it is called equivalent: {complaint}"
-    return True, f"killed    {mutant.name}: {complaint}"
+    return verdict(mutant, complaint)
 
 
 # ---- all of them ---------------------------------------------------------------------------------
@@ -242,12 +258,20 @@ def part_of(mutants):
     return mutants[part - 1::parts]
 
 
+def summary(passed, failed, seconds):
+    if not failed:
+        return f"The tests are good enough for all {passed} mutants ({seconds:.0f} s): each that changes a result is noticed."
+    return (f"{failed} of {passed + failed} mutants are not as they should be ({seconds:.0f} s), in the lines that begin "
+            "with capitals. SURVIVES: a test is missing.")
+
+
 def main():
     if not sys.argv[1:] or sys.argv[1:] == ["--check"]:
         sys.exit("usage: python3 tests/mutants.py [--check] LIST...")
     if sys.argv[1] == "--check":
         check(sys.argv[2:])
     start, passed, failed = time.monotonic(), 0, 0
+    print(LEGEND, flush=True)
     try:
         mutants = part_of([m for path in sys.argv[1:] for m in read_list(path)])
         limit = {of: 10 + 10 * time_without_fault(*of) for of in {m.tried_in() for m in mutants}}
@@ -257,7 +281,7 @@ def main():
         for right, line in pool.map(lambda m: try_mutant(m, limit[m.tried_in()]), mutants):
             print(line, flush=True)
             passed, failed = passed + right, failed + (not right)
-    print(f"{time.monotonic() - start:.0f} s; SURVIVES: no test notices this fault")
+    print(summary(passed, failed, time.monotonic() - start))
     print(f"{passed} passed, {failed} failed")
     sys.exit(failed > 0)
 

@@ -283,6 +283,26 @@ __global__ void read_races_with_atomic(float *b) {
     }
 }
 
+// What is missing is the block's barrier, although two lanes of the first warp race before any two
+// warps do.
+__device__ static void fill(float *tile, const float *a) {
+    tile[threadIdx.x] = a[threadIdx.x]; //! fill_without_barrier
+}
+__global__ void fill_without_barrier(const float *a, float *b) {
+    __shared__ float tile[64];
+    fill(tile, a); //! the call of fill
+    float neighbour = tile[threadIdx.x ^ 1];
+    b[threadIdx.x] = neighbour + tile[63 - threadIdx.x];
+}
+// And here it is each warp's own: the block's barrier comes too late.
+__global__ void warps_without_syncwarp(const float *a, float *b) {
+    __shared__ float tile[64];
+    tile[threadIdx.x] = a[threadIdx.x];
+    float neighbour = tile[threadIdx.x ^ 1]; //! warps_without_syncwarp
+    __syncthreads();
+    b[threadIdx.x] = neighbour + tile[63 - threadIdx.x];
+}
+
 // ---- right, and close to something wrong: nobody may be accused ---------------------------------
 
 // A warp updates its own numbers in place between meetings.
@@ -465,6 +485,8 @@ static const struct {
     {"divide_by_zero", [](A x) { LAUNCH(divide_by_zero, 1, 32, 0, x.b, -3); }},
     {"own_name", [](A x) { LAUNCH(own_name, 1, 32, 0, x.b); }},
     {"reset_races_with_atomic", [](A x) { LAUNCH(reset_races_with_atomic, 1, 64, 0, x.b); }},
+    {"fill_without_barrier", [](A x) { LAUNCH(fill_without_barrier, 1, 64, 0, x.a, x.b); }},
+    {"warps_without_syncwarp", [](A x) { LAUNCH(warps_without_syncwarp, 1, 64, 0, x.a, x.b); }},
     {"read_races_with_atomic", [](A x) { LAUNCH(read_races_with_atomic, 1, 64, 0, x.b); }},
     {"zero_then_add", [](A x) { LAUNCH(zero_then_add, 1, 32, 0, x.a, x.b); }},
     {"mixed_widths", [](A x) { LAUNCH(mixed_widths, 1, 64, 0, x.b); }},

@@ -52,6 +52,7 @@ static void start(void) {
     limit(RLIMIT_CPU, 120);
     limit(RLIMIT_CORE, 0);
     unsetenv("NO_COLOR");
+    setenv("SIM_PATIENCE", "100000", 1); // on a busy machine a launch may take long
 }
 
 static void clean_up(void) {
@@ -63,11 +64,13 @@ static void clean_up(void) {
 // Seconds by the clock, for a program that waits for ever; a busy machine must not reach them.
 TestSuite(cli, .init = start, .fini = clean_up, .timeout = 900);
 
-static void use_variants(void) {
+static void use_program(const char *name) {
     cr_assert_eq(chdir(sources), 0);
-    find_program("variants", NULL);
+    find_program(name, NULL);
     cr_assert_eq(chdir(folder), 0);
 }
+
+static void use_variants(void) { use_program("variants"); }
 
 struct output {
     int status; // as a shell gives it: 128 + the signal, if one ended the program
@@ -83,17 +86,19 @@ static void read_text(const char *path, char text[TEXT]) {
     if (file) fclose(file);
 }
 
-// Runs the program with these arguments. A redirection among them comes after ours, and wins.
-static struct output ladder(const char *arguments) {
+// A redirection among the arguments comes after ours, and wins.
+static struct output run_program(const char *path, const char *arguments) {
     static struct output o; // large
-    char command[PATH_MAX + 1024];
-    snprintf(command, sizeof command, "exec '%s' </dev/null >.out 2>.err %s", program, arguments);
+    char command[2 * PATH_MAX + 1024];
+    snprintf(command, sizeof command, "exec '%s' </dev/null >.out 2>.err %s", path, arguments);
     int status = system(command);
     o.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
     read_text(".out", o.out);
     read_text(".err", o.err);
     return o;
 }
+
+static struct output ladder(const char *arguments) { return run_program(program, arguments); }
 
 static struct output ladder_ok(const char *arguments) {
     struct output o = ladder(arguments);
@@ -446,7 +451,7 @@ Test(cli, list_shows_the_kernels) {
 Test(cli, list_marks_the_variants) {
     use_variants();
     const struct list *list = list_kernels();
-    cr_expect_eq(list->kernels, 4);
+    cr_expect_eq(list->kernels, 5);
     cr_expect_eq(list->rungs, 1);
     cr_expect_str_eq(list->ladder[0], "naive");
     cr_expect_str_eq(list->name[1], "naive-described"); // by rung, not as registered
@@ -693,6 +698,92 @@ Test(cli, csv_quotes_what_needs_quotes) {
     struct csv *c = ladder_csv("--load 'a \"b\", c' --kernel naive");
     expect_cell(c, 1, "input", "a \"b\", c");
     cr_expect(strstr(cell(c, 1, "command"), "--load a \"b\", c --kernel naive"));
+}
+
+// Outputs that are right, by other bytes than the model says, are not called wrong; the backward
+// goes on from them.
+Test(cli, bytes_that_the_model_does_not_say_have_a_word_of_their_own) {
+    use_variants();
+    struct output o = ladder("--kernel naive-described -n 13 -d 64");
+    cr_expect_eq(o.status, 1, "%s", o.out);
+    cr_expect(strstr(o.out, " bytes\n    the outputs are right, but it asked for "), "%s", o.out);
+    cr_expect(strstr(o.out, "\n  O: largest error "), "%s", o.out);
+    cr_expect_not(strstr(o.out, "WRONG"), "%s", o.out);
+    o = ladder("--kernel naive-described -n 13 -d 64 --format csv");
+    cr_expect_eq(o.status, 1, "%s", o.out);
+    expect_cell(parse_csv(&o, "-n 13"), 1, "result", "bytes");
+    cr_expect(strstr(ladder_ok("--help").out, "bytes, right outputs"));
+}
+
+// To stderr, so that a table and CSV stay as they are.
+Test(cli, a_launch_that_takes_long_says_how_far_it_is) {
+    setenv("SIM_PATIENCE", "0.02", 1);
+    struct output o = ladder("--kernel naive -n 500 --format csv");
+    cr_expect_eq(o.status, 0, "%s", o.err);
+    cr_expect(strstr(o.err, "still in kernel scores after "), "\"%s\"", o.err);
+    cr_expect(strstr(o.err, " blocks done\n"), "\"%s\"", o.err);
+    expect_cell(parse_csv(&o, "-n 500"), 1, "result", "ok");
+}
+
+// ---- tests/check.sh ----------------------------------------------------------------------------
+
+static struct output check(const char *arguments) {
+    char script[PATH_MAX + 64], with_program[PATH_MAX + 256];
+    snprintf(script, sizeof script, "%s/tests/check.sh", sources);
+    snprintf(with_program, sizeof with_program, "'%s' %s", program, arguments);
+    return run_program(script, with_program);
+}
+
+static void expect_end(const struct output *o, const char *end, int status) {
+    size_t length = strlen(o->out), n = strlen(end);
+    cr_expect(length >= n && !strcmp(o->out + length - n, end), "not at the end, \"%s\": %s", end,
+              o->out);
+    cr_expect_eq(o->status, status, "exit status %d, not %d: %s%s", o->status, status, o->out,
+                 o->err);
+}
+
+Test(cli, check_passes_a_right_kernel) {
+    use_variants();
+    struct output o = check("");
+    expect_end(&o, "\nvariants: 10 of 10 ok\n", 0);
+    cr_expect(strstr(o.out, "ok      -H 1 -n 1: 1 forward, 1 backward\n"), "%s", o.out);
+    cr_expect_not(strstr(o.out, "WRONG"), "%s", o.out);
+}
+
+// --sram and the shapes of other steps come with their programs.
+Test(cli, check_knows_the_step) {
+    use_program("step03");
+    struct output o = check("");
+    expect_end(&o, "\nstep03: 11 of 11 ok\n", 0);
+    cr_expect(strstr(o.out, "ok      -H 2 -n 130 --sram 24K --causal: 2 forward\n"), "%s", o.out);
+}
+
+// On the shapes that have a mask, and by the kernel's name, the pass and why.
+Test(cli, check_fails_a_wrong_kernel) {
+    use_variants();
+    struct output o = check("--kernel naive-unmasked");
+    expect_end(&o, "\nvariants: 4 of 10 ok\n", 1);
+    cr_expect(strstr(o.out, "WRONG   -H 2 -n 130 --causal --data rising: 0 forward ok\n"
+                            "        naive-unmasked, forward: wrong: O["),
+              "%s", o.out);
+    cr_expect(strstr(o.out, "\nTo see it:  "), "%s", o.out);
+}
+
+Test(cli, check_leaves_out_what_a_kernel_does_not_take) {
+    use_variants();
+    struct output o = check("--kernel naive-64");
+    expect_end(&o, "\nvariants: 6 of 6 ok, 4 not for this kernel\n", 0);
+    cr_expect(strstr(o.out, "none    -H 2 -n 130 -d 40 --data constant: "), "%s", o.out);
+}
+
+Test(cli, check_says_when_it_cannot_check) {
+    use_variants();
+    struct output o = check("--kernel nonsuch");
+    expect_one_line("--kernel nonsuch", &o, 2);
+    cr_expect(strstr(o.err, "nonsuch"), "%s", o.err);
+    o = check("--dtype bf16");
+    cr_expect_eq(o.status, 2, "%s%s", o.out, o.err);
+    cr_expect(strstr(o.err, "nothing could be checked"), "%s", o.err);
 }
 
 // ---- tiles, and passes over N x N --------------------------------------------------------------
@@ -1167,6 +1258,14 @@ Test(cli, dump_makes_a_folder_for_each_of_several_kernels) {
         snprintf(path, sizeof path, several ? "all/%s/O.npy" : "all/O.npy", list->ladder[i]);
         cr_expect_eq(access(path, R_OK), 0, "%s: %s", path, strerror(errno));
     }
+}
+
+// ---- the gallery -------------------------------------------------------------------------------
+
+Test(cli, a_mistake_that_the_gallery_does_not_have) {
+    use_program("gallery");
+    expect_refusal(&(struct refusal){"nonsuch", 2, {"nonsuch: no such mistake", "make gallery"}});
+    cr_expect(strstr(ladder_ok("missing_barrier").out, "race in shared memory"));
 }
 
 // ---- colour ------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-// test_make.c - what `make diff` shows: in a small tree of its own, with the project's Makefile.
+// test_make.c - `make diff`, `make help`, and what make says where something is missing: in a small
+// tree of its own, with the project's Makefile.
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <limits.h>
@@ -22,8 +23,8 @@ static void start(void) {
     cr_assert_not_null(mkdtemp(folder), "no scratch folder in %s", P_tmpdir);
     cr_assert_eq(chdir(folder), 0);
     // This make is no part of the one that runs the tests.
-    static const char *const variables[] = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "BUILD",
-                                            "STEP",      "RUNG",   "DEVICE",    "NO_COLOR"};
+    static const char *const variables[] = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "BUILD", "STEP",
+                                            "RUNG",      "DEVICE", "NO_COLOR",  "STRICT"};
     for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) unsetenv(variables[i]);
     mkdir("step00_a", 0777), mkdir("step01_b", 0777), mkdir("step02_c", 0777);
     mkdir("common", 0777);
@@ -110,4 +111,74 @@ Test(make, diff_is_coloured_on_a_terminal) {
     cr_expect(strstr(text, "\033[31m-zero"), "%s", text);
     make("diff STEP=01");
     cr_expect_not(strchr(text, '\033'));
+}
+
+// ---- make help ---------------------------------------------------------------------------------
+
+// The targets of the Makefile whose lines have a text for it.
+static int documented(char name[64][32]) {
+    char path[PATH_MAX + 16], line[1024];
+    int count = 0;
+    snprintf(path, sizeof path, "%s/Makefile", sources);
+    FILE *file = fopen(path, "r");
+    cr_assert_not_null(file, "%s: %s", path, strerror(errno));
+    while (fgets(line, sizeof line, file)) {
+        size_t n = strcspn(line, ":");
+        if (strchr("\t #", line[0]) || n > 31 || !strstr(line + n, "## ")) continue;
+        cr_assert_lt(count, 64);
+        snprintf(name[count++], 32, "%.*s", (int)n, line);
+    }
+    fclose(file);
+    return count;
+}
+
+Test(make, help_shows_every_target_that_has_a_text) {
+    char name[64][32], line[48];
+    int count = documented(name), lines = 0;
+    cr_assert_gt(count, 20);
+    cr_expect_eq(make("help"), 0, "%s", text);
+    for (int i = 0; i < count; i++) {
+        snprintf(line, sizeof line, "  make %.31s ", name[i]);
+        cr_expect(strstr(text, line), "make help does not show %s: %s", name[i], text);
+    }
+    for (const char *at = text; *at; at += strcspn(at, "\n") + 1, lines++)
+        cr_expect_leq(strcspn(at, "\n"), 100, "a long line: %s", at);
+    cr_expect_eq(lines, count);
+}
+
+// ---- what is missing ---------------------------------------------------------------------------
+
+// Its first line, before anything is compiled; then make's own, with the recipe's exit status.
+static void expect_missing(const char *arguments, const char *line) {
+    cr_expect_eq(make(arguments), 2, "%s: %s", arguments, text);
+    cr_expect(!strncmp(text, line, strlen(line)), "%s: %s", arguments, text);
+    cr_expect(strstr(text, "Error 3"), "%s: %s", arguments, text);
+    cr_expect_not(strstr(text, "\n  CC "), "%s: %s", arguments, text);
+}
+
+Test(make, what_needs_criterion_says_so) {
+    static const char line[] = "the tests need Criterion; make deps installs it\n";
+    expect_missing("mutants CC=false", line);
+    expect_missing("mutants STEP=01 CC=false", line);
+    expect_missing("test CC=false PYTHON=true", line);
+    expect_missing("test-programs CC=false PYTHON=true", line);
+    expect_missing("test-shapes CC=false", line);
+}
+
+Test(make, what_needs_numpy_says_so) {
+    expect_missing("need-numpy PYTHON=false", "the tests need NumPy; make deps installs it\n");
+}
+
+// ---- what is unused in a kernel ----------------------------------------------------------------
+
+Test(make, what_is_unused_in_a_kernel_is_an_error_for_the_tests_only) {
+    const char *object = "build/sim/step00_a/attention.o";
+    write_file("step00_a/attention.cu", "static int nobody(int x) { int y; return 3; }\n");
+    cr_expect_eq(make(object), 0, "%s", text);
+    cr_expect(strstr(text, "-Wunused-function") && strstr(text, "-Wunused-variable"), "%s", text);
+    cr_assert_eq(unlink(object), 0);
+    char strict[64];
+    snprintf(strict, sizeof strict, "%s STRICT=1", object);
+    cr_expect_eq(make(strict), 2, "%s", text);
+    cr_expect(strstr(text, "-Werror=unused-function"), "%s", text);
 }

@@ -346,7 +346,20 @@ Test(simulator, an_array_is_called_by_its_own_name) {
 }
 Test(simulator, a_reset_must_come_before_the_atomics) {
     expect_fault("reset_races_with_atomic", 0, "race in shared memory on sum + 0",
-                 "thread (1,0,0)");
+                 "thread (32,0,0)");
+    cr_expect(strstr(sim_error(), "a __syncthreads() is missing"), "%s", sim_error());
+}
+
+Test(simulator, a_barrier_of_the_block_is_named_although_lanes_of_a_warp_race_first) {
+    char call[100];
+    expect_fault("fill_without_barrier", 0, "a __syncthreads() is missing", "thread (32,0,0)");
+    snprintf(call, sizeof call, " (called at tests/sim_kernels.cu:%d), load by thread 31 at ",
+             sim_marked_line("the call of fill"));
+    cr_expect(strstr(sim_error(), call), "%s is missing in: %s", call, sim_error());
+}
+
+Test(simulator, a_race_of_one_warp_alone_is_found_at_the_next_barrier) {
+    expect_fault("warps_without_syncwarp", 0, "a __syncwarp() is missing", "thread (0,0,0)");
 }
 
 Test(simulator, an_atomic_races_with_a_plain_load) {

@@ -136,6 +136,16 @@ static void describe_word(const struct event *e, char *out, size_t size) {
 
 static bool is_agent(const struct stamp *s) { return s->thread >= MBARRIER_AGENT; }
 
+// Is `other`, too, an access of this warp alone? Not a load that other warps have made as well.
+static bool same_warp(const struct event *e, const struct stamp *other) {
+    return !is_agent(other) && other->block == e->stamp.block &&
+           other->thread / 32 == e->stamp.thread / 32 && other->readers != ONE_BLOCK;
+}
+
+static bool same_instruction(const struct event *e, const struct stamp *other) {
+    return other->pc == e->access->pc && other->clock == e->stamp.clock && same_warp(e, other);
+}
+
 static const char *cause(const struct event *e, const struct stamp *other) {
     if (is_agent(other) && other->thread < WGMMA_AGENT)
         return "the copy arrived at an mbarrier, and this thread has not waited for that phase of "
@@ -143,15 +153,13 @@ static const char *cause(const struct event *e, const struct stamp *other) {
     if (is_agent(other))
         return "a wgmma_wait() for it must come first, and then a barrier where other threads "
                "write";
-    bool together = other->pc == e->access->pc && other->clock == e->stamp.clock &&
-                    other->block == e->stamp.block;
-    if (together && other->thread / 32 == e->thread->id / 32)
+    if (same_instruction(e, other))
         return "lanes store to one place in one instruction, and which of them wins is undefined: "
                "let one lane do it";
     if (other->block != e->stamp.block)
         return "blocks run in any order: give each its own part, or use an atomic or a launch of "
                "its own";
-    if (other->thread / 32 == e->thread->id / 32)
+    if (same_warp(e, other))
         return e->worker->warps == 1 ? "a __syncwarp() is missing between them"
                                      : "a __syncwarp() is missing between them, or a "
                                        "__syncthreads() if other warps take part";
@@ -165,28 +173,59 @@ static const char *cause(const struct event *e, const struct stamp *other) {
 
 static void describe_other(const struct event *e, const struct stamp *other, char *out,
                            size_t size) {
+    bool one_of_several = other->thread == e->stamp.thread || other->readers == ONE_BLOCK;
     if (is_agent(other))
         snprintf(out, size, other->thread < WGMMA_AGENT ? "a TMA copy" : "wgmma");
     else if (other->block != e->stamp.block)
         snprintf(out, size, "thread %d of block %u", other->thread, other->block);
-    else if (other->thread == e->thread->id)
-        snprintf(out, size, "other threads"); // it was one of several
+    else if (one_of_several)
+        snprintf(out, size, "other threads");
     else
         snprintf(out, size, "thread %d", other->thread);
 }
 
-static _Noreturn void fail_race(const struct event *e, const struct stamp *other, int other_kind) {
-    char word[60], here[200], there[200], who[60];
+static void describe_race(const struct event *e, const struct stamp *other, int other_kind,
+                          char *out, size_t size) {
+    char word[60], who[60], here[300];
     describe_word(e, word, sizeof word);
     describe_other(e, other, who, sizeof who);
     snprintf(here, sizeof here, "%s", symbols_place(e->access->pc));
-    snprintf(there, sizeof there, "%s", symbols_place(other->pc));
+    snprintf(out, size,
+             "race in %s memory on %s: %s at %s, %s by %s at %s, and nothing orders them; %s",
+             e->buffer ? "global" : "shared", word, memory_verb(e->access->kind), here,
+             memory_verb(other_kind), who, symbols_place(other->pc), cause(e, other));
+}
+
+// Two lanes of a warp, in a block of several: the next warp, which has not run yet, may do the same
+// as the other one, and then the barrier that is missing is the block's. So this is a suspicion
+// until the block meets; a race of two warps explains it better.
+static void suspect_race(const struct event *e, const struct stamp *other, int other_kind) {
+    struct worker *w = e->worker;
+    char what[sizeof w->suspicion];
+    if (w->suspicion[0] && !w->suspicion_address) return; // the first one
+    describe_race(e, other, other_kind, what, sizeof what);
+    sim_blame(e->thread, what, w->suspicion, sizeof w->suspicion);
+    w->suspicion_is_global = false;
+    w->suspicion_address = 0;
+}
+
+// Returns if it is a suspicion.
+static void find_race(const struct event *e, const struct stamp *other, int other_kind) {
+    char what[sizeof e->worker->suspicion];
+    bool by_lane = !(e->access->flags & ASYNC);
+    if (by_lane && same_warp(e, other) && e->worker->warps > 1 && !same_instruction(e, other)) {
+        suspect_race(e, other, other_kind);
+        return;
+    }
+    describe_race(e, other, other_kind, what, sizeof what);
     e->worker->suspicion[0] = 0; // the race explains it
     unlock(e->lock);
-    sim_fail_at(e->thread,
-                "race in %s memory on %s: %s at %s, %s by %s at %s, and nothing orders them; %s",
-                e->buffer ? "global" : "shared", word, memory_verb(e->access->kind), here,
-                memory_verb(other_kind), who, there, cause(e, other));
+    sim_fail_at(e->thread, "%s", what);
+}
+
+// A read of what nobody has written is explained by what was found now; a race is not.
+static void forget_unwritten(struct worker *w) {
+    if (w->suspicion_address) w->suspicion[0] = 0;
 }
 
 // The word is the destination of a copy that has begun and that nobody has waited for.
@@ -195,10 +234,10 @@ static bool in_flight(const struct event *e, const struct cell *c) {
 }
 
 static _Noreturn void fail_in_flight(const struct event *e, const struct cell *c) {
-    char word[60], here[200];
+    char word[60], here[300];
     describe_word(e, word, sizeof word);
     snprintf(here, sizeof here, "%s", symbols_place(e->access->pc));
-    e->worker->suspicion[0] = 0;
+    forget_unwritten(e->worker);
     if (c->store.tma)
         sim_fail_at(
             e->thread,
@@ -226,12 +265,14 @@ static void settle_word(const struct event *e) {
     if (w->suspicion[0] && same_word && first_value) w->suspicion[0] = 0;
 }
 
-static void check_against_store(const struct event *e, const struct cell *c) {
+// True if it races with the word's last store, and that is a suspicion only.
+static bool check_against_store(const struct event *e, const struct cell *c) {
     // Before TMA has delivered, no barrier helps: say so, rather than that one is missing.
     if (in_flight(e, c) && c->store.tma) fail_in_flight(e, c);
     bool both_atomic = c->store.atomic && e->access->kind == SIM_ATOMIC;
-    if ((c->store.bytes & e->stamp.bytes) && !both_atomic && !ordered(e, &c->store))
-        fail_race(e, &c->store, c->store.atomic ? SIM_ATOMIC : SIM_STORE);
+    if (!(c->store.bytes & e->stamp.bytes) || both_atomic || ordered(e, &c->store)) return false;
+    find_race(e, &c->store, c->store.atomic ? SIM_ATOMIC : SIM_STORE);
+    return true;
 }
 
 // Are all of a block's threads that have read this word, the last of them at `load`, known to have
@@ -271,10 +312,10 @@ static enum readers readers_with(const struct event *now, const struct stamp *la
 static void check_proxy(const struct event *e, const struct cell *c) {
     if (is_void(e, &c->store) || is_agent(&c->store) || e->buffer) return;
     if (e->worker->thread[c->store.thread].fenced > c->store.clock) return;
-    char word[60], here[200];
+    char word[60], here[300];
     describe_word(e, word, sizeof word);
     snprintf(here, sizeof here, "%s", symbols_place(e->access->pc));
-    e->worker->suspicion[0] = 0;
+    forget_unwritten(e->worker);
     sim_fail_at(
         e->thread,
         "proxy fence missing: %s (shared memory) is read by TMA or wgmma at %s; thread %d "
@@ -293,15 +334,16 @@ static void check_load(const struct event *e, struct cell *c) {
 }
 
 static void check_store(const struct event *e, struct cell *c) {
-    check_against_store(e, c);
+    bool raced = check_against_store(e, c);
     bool atomic = e->access->kind == SIM_ATOMIC, old = is_void(e, &c->store);
     bool both_atomic = c->load.atomic && atomic;
     if ((c->load.bytes & e->stamp.bytes) && !both_atomic && !loads_ordered(e, c))
-        fail_race(e, &c->load, c->load.atomic ? SIM_ATOMIC : SIM_LOAD);
+        find_race(e, &c->load, c->load.atomic ? SIM_ATOMIC : SIM_LOAD);
     if (in_flight(e, c)) fail_in_flight(e, c);
     // A thread's plain store and then its own atomic: the store is what others must not race with.
-    // So it is with an mbarrier, whose only plain store is mbarrier_init's, whoever uses it first.
-    bool own = c->store.thread == e->stamp.thread || e->access->flags & UNCOUNTED;
+    // So it is with an mbarrier, whose only plain store is mbarrier_init's, whoever uses it first;
+    // and with a store that other warps may race with as well.
+    bool own = c->store.thread == e->stamp.thread || e->access->flags & UNCOUNTED || raced;
     bool stricter = !old && !c->store.atomic && atomic && own && c->store.block == e->stamp.block &&
                     c->store.clock >= e->worker->barrier_clock;
     if (stricter) return;
@@ -334,7 +376,7 @@ static void check_written(const struct event *e, const struct cell *c, size_t wo
                        : is_void(e, &c->store) ? 0
                                                : c->store.written;
     if (!(e->stamp.bytes & ~written) || w->suspicion[0]) return;
-    char name[60], what[400];
+    char name[60], what[sizeof w->suspicion];
     describe_word(e, name, sizeof name);
     snprintf(what, sizeof what,
              "uninitialised: %s of %s (%s memory), which nobody has written, at %s; on a GPU it "

@@ -35,7 +35,8 @@ struct access {
 enum { END_OF_LOG = UINT32_MAX, LOG_ENTRIES = 2048 };
 
 struct place {
-    char text[300]; // "step00_naive/attention.cu:41"
+    char text[300];   // "step00_naive/attention.cu:41"
+    char caller[300]; // where the helper that this is in is called; "": it is in the kernel itself
 };
 
 // ---- CUDA threads, warps, blocks --------------------------------------------------------------
@@ -155,9 +156,11 @@ struct worker {
     // Time, for detect.c: goes on by one at each block's start, barrier and full __syncwarp().
     uint32_t clock, block_clock, barrier_clock; // now; this block's start; its last barrier
     struct cell *shared_cell;                   // one for each 4 bytes of the TLS segment
-    char suspicion[600]; // a read of what nobody has written yet: an error, unless it was a race
+    // A read of what nobody has written yet: an error, unless it was a race. Or a race of lanes of
+    // one warp, of which other warps may still turn out to be a part.
+    char suspicion[900];
     bool suspicion_is_global;
-    uintptr_t suspicion_address;
+    uintptr_t suspicion_address; // 0: a race
     const struct thread *suspect;
     int threads, warps, live;
     int made;              // of the threads' fibers and logs; a small block uses a part of them
@@ -165,12 +168,12 @@ struct worker {
     struct warp *warp;
     struct queue ready;
     struct barrier barrier;
-    struct sm90 *sm90;  // NULL: nobody has used Hopper's instructions yet
-    bool uses_sm90;     // this block does
-    uint32_t step;      // of this block, for the timeline: see there
-    struct fiber home;  // the OS thread's own stack
-    struct place place; // symbols_place() answers here
-    char name[100];     // and memory_name() here
+    struct sm90 *sm90; // NULL: nobody has used Hopper's instructions yet
+    bool uses_sm90;    // this block does
+    uint32_t step;     // of this block, for the timeline: see there
+    struct fiber home; // the OS thread's own stack
+    char place[640];   // symbols_place() answers here
+    char name[100];    // and memory_name() here
 };
 
 // The only thread-local variable of the simulator's own: all others in the program are __shared__.
@@ -331,9 +334,10 @@ extern uintptr_t sim_load_address; // of the executable
 static inline uint32_t symbols_pc(const void *return_address) {
     return (uint32_t)((uintptr_t)return_address - sim_load_address);
 }
-// "step00_naive/attention.cu:41" of the access before `pc`; valid until this thread asks again.
+// "step00_naive/attention.cu:41" of the access before `pc`, or "step03_fused_fwd/tiles.h:109
+// (called at step03_fused_fwd/1_fused.cu:64)"; valid until this thread asks again.
 const char *symbols_place(uint32_t pc);
-// The same for many pcs at once.
+// For many pcs at once.
 void symbols_places(const uint32_t *pc, int count, struct place *out);
 // Bytes of __shared__ arrays that the kernel declares.
 size_t symbols_static_smem(const void *kernel);

@@ -3,11 +3,13 @@
 
 #include "internal.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { STACK_BYTES = 256 << 10, MAX_WORKERS = 16, MAX_BLOCK = 1024, MAX_ATTRIBUTES = 256 };
@@ -16,14 +18,14 @@ const struct sim_launch *sim_now;
 
 static struct sim_options options;
 static struct sim_counts counts; // all but the buffers, which memory.c keeps
-static char first_error[1200], first_warning[400];
+static char first_error[1200], first_warning[440];
 
 // The launch in progress, shared by the workers.
 static struct {
     pthread_mutex_t lock;
-    uint64_t next_block, blocks;
+    uint64_t next_block, blocks, done;
     bool failed;
-    char suspicion[600]; // of detect.c
+    char suspicion[900]; // of detect.c
     uint8_t *fenced;     // a bit per block that called __threadfence(); NULL: none did
 } grid = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -68,7 +70,7 @@ _Noreturn void sim_fail_at(const struct thread *t, const char *format, ...) {
 
 // Says once for each place that something is allowed but unwise.
 void sim_warn(const char *format, ...) {
-    char what[300];
+    char what[380];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(what, sizeof what, format, arguments);
@@ -175,7 +177,10 @@ static void run_worker(struct worker *w, const uint8_t *shared_owner) {
     uint64_t block;
     if (!make_threads(w, sim_now->block))
         keep_error("no memory for the stacks of a block's threads");
-    while (take_block(&block)) scheduler_run_block(w, block);
+    while (take_block(&block)) {
+        scheduler_run_block(w, block);
+        __atomic_fetch_add(&grid.done, 1, __ATOMIC_RELAXED);
+    }
     keep_suspicion(w);
     add_tally(w);
 }
@@ -214,6 +219,42 @@ static void *pool_thread(void *number) {
     return NULL;
 }
 
+// Seconds after which a launch says that it still runs, which says what a program is doing whose
+// kernel has a loop without end. SIM_PATIENCE in the environment sets them.
+static double patience(void) {
+    const char *text = getenv("SIM_PATIENCE");
+    double seconds = text ? atof(text) : 0;
+    return seconds > 0 && seconds < 1e9 ? seconds : 10;
+}
+
+static void say_where_it_is(double seconds) {
+    char kernel[48];
+    sim_kernel_name(sim_now->kernel, kernel, sizeof kernel);
+    // On a terminal the harness has a line there that has not ended.
+    fprintf(stderr, "%sstill in kernel %s after %.0f s: %llu of %llu blocks done\n",
+            isatty(STDERR_FILENO) ? "\r\033[K" : "", kernel, seconds,
+            (unsigned long long)__atomic_load_n(&grid.done, __ATOMIC_RELAXED),
+            (unsigned long long)grid.blocks);
+}
+
+// The host's thread has nothing else to do than to wait, so looking at the clock costs the kernel
+// nothing. Says where the launch is after some seconds, and then six times as rarely.
+static void wait_for_workers(void) {
+    double seconds = patience(), next = seconds;
+    struct timespec start;
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    while (pool.busy) {
+        struct timespec until = start;
+        until.tv_sec += (time_t)next;
+        until.tv_nsec += (long)((next - (double)(time_t)next) * 1e9);
+        if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+        int how = pthread_cond_clockwait(&pool.done, &pool.lock, CLOCK_MONOTONIC, &until);
+        if (how != ETIMEDOUT || !pool.busy) continue;
+        say_where_it_is(next);
+        next += 6 * seconds;
+    }
+}
+
 static void pool_run(int wanted, const uint8_t *shared_owner) {
     pthread_mutex_lock(&pool.lock);
     for (; pool.threads < wanted; pool.threads++) {
@@ -225,7 +266,7 @@ static void pool_run(int wanted, const uint8_t *shared_owner) {
     pool.shared_owner = shared_owner;
     pool.round++;
     pthread_cond_broadcast(&pool.go);
-    while (pool.busy) pthread_cond_wait(&pool.done, &pool.lock);
+    wait_for_workers();
     pthread_mutex_unlock(&pool.lock);
 }
 
@@ -320,7 +361,7 @@ void sim_launch(const struct sim_launch *l) {
     } else {
         count_launch(l, fixed);
         timeline_launch();
-        grid.next_block = 0;
+        grid.next_block = grid.done = 0;
         grid.blocks = (uint64_t)l->grid.x * l->grid.y * l->grid.z;
         memory_launch_begin();
         pool_run(worker_count(grid.blocks), symbols_shared_map(l->function, l->dynamic_smem));

@@ -209,31 +209,52 @@ static bool is_no_place_in_the_kernel(const char *line) {
     return strstr(line, "common/sim/cuda.h") || strstr(line, "common/ptx") || strstr(line, ":?");
 }
 
+static bool same_file(const char *a, const char *b) {
+    size_t n = strcspn(a, ":");
+    return n == strcspn(b, ":") && !memcmp(a, b, n);
+}
+
+static bool is_better_caller(const struct place *p, const char *line) {
+    return !p->caller[0] || (same_file(p->caller, p->text) && !same_file(line, p->text));
+}
+
 // Binutils' addr2line reads the debug information. With -a the answer for each pc begins with the
 // number itself; -i unfolds inlined functions, innermost first, and the first that is a place in
-// the kernel's source is where the kernel stands.
+// the kernel's source is where the kernel stands. (A __global__ function has all that it calls
+// inlined.) Its caller is the first one in another file: where a helper is used. If there is none,
+// the next one.
 void symbols_places(const uint32_t *pc, int count, struct place *out) {
     char line[sizeof out->text];
     int i = -1;
-    for (int k = 0; k < count; k++) out[k].text[0] = 0;
+    for (int k = 0; k < count; k++) out[k].text[0] = out[k].caller[0] = 0;
     FILE *f = count ? start_addr2line(pc, count) : NULL;
     while (f && fgets(line, sizeof line, f)) {
         if (!strncmp(line, "0x", 2))
             i++;
-        else if (i >= 0 && i < count && (!out[i].text[0] || is_no_place_in_the_kernel(out[i].text)))
+        else if (i < 0 || i >= count)
+            continue;
+        else if (!out[i].text[0] || is_no_place_in_the_kernel(out[i].text))
             memcpy(out[i].text, line, sizeof line);
+        else if (!is_no_place_in_the_kernel(line) && is_better_caller(&out[i], line))
+            memcpy(out[i].caller, line, sizeof line);
     }
     if (f) pclose(f);
     for (i = 0; i < count; i++) {
         char *text = out[i].text;
         tidy(text);
+        tidy(out[i].caller);
         if (!text[0] || text[0] == '?')
             snprintf(text, sizeof out->text, "pc 0x%x (install binutils for the line)", pc[i]);
     }
 }
 
 const char *symbols_place(uint32_t pc) {
-    struct place *place = &sim_worker->place;
-    symbols_places(&pc, 1, place);
-    return place->text;
+    struct place place;
+    char *out = sim_worker->place;
+    symbols_places(&pc, 1, &place);
+    int used = snprintf(out, sizeof sim_worker->place, "%s", place.text);
+    if (place.caller[0])
+        snprintf(out + used, sizeof sim_worker->place - (size_t)used, " (called at %s)",
+                 place.caller);
+    return out;
 }

@@ -36,7 +36,7 @@ static int show(const char *name) {
         say("correct");
         return 0;
     }
-    fprintf(stderr, "gallery: %s: no such mistake; without a name all are listed\n", name);
+    fprintf(stderr, "gallery: %s: no such mistake; make gallery lists them\n", name);
     return 2;
 }
 
