@@ -773,10 +773,29 @@ Test(cli, defaults_follow_the_whole_line) {
     expect_cell(c, 1, "scale", "0.25");
 }
 
+// In units of 1024 bytes, everywhere; less than one of them in bytes.
+Test(cli, shared_memory_is_shown_in_KB) {
+    static const struct {
+        const char *sram, *title;
+    } sizes[] = {{"227K", "227 KB"}, {"64K", "64 KB"},   {"9055", "8.84 KB"},
+                 {"1K", "1 KB"},     {"1023", "1023 B"}, {"1", "1 B"}};
+    char arguments[64], title[64];
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        snprintf(arguments, sizeof arguments, "-n 4 -d 8 --kernel naive --sram %s", sizes[i].sram);
+        snprintf(title, sizeof title, "SIMT simulator, %s of shared memory", sizes[i].title);
+        struct output o = ladder_ok(arguments);
+        cr_expect(!strncmp(o.out, title, strlen(title)), "%s: %.80s", arguments, o.out);
+        cr_expect(strstr(o.out, "     0 B         0        3  ok"), "%s", o.out);
+    }
+    if (!strstr(list_kernels()->text, " tiled ")) return;
+    struct output o = ladder_ok("-n 4 --kernel tiled"); // 2 * 32 * 32.5 floats
+    cr_expect(strstr(o.out, " 8.12 KB         0        3  ok"), "%s", o.out);
+}
+
 Test(cli, sram_in_bytes_and_in_K) {
     expect_cells(ladder_csv("-n 33 --sram 64K"), "smem_limit", "65536");
     expect_cells(ladder_csv("-n 33 --sram 65536"), "smem_limit", "65536");
-    expect_cells(ladder_csv("-n 33 --sram 227K"), "smem_limit", "232448");
+    expect_cells(ladder_csv("-n 33 --sram 227k"), "smem_limit", "232448");
 }
 
 Test(cli, every_family_can_be_had) {
