@@ -103,9 +103,12 @@ endif
 Q := $(if $(V),,@)
 say = $(if $(V),,@printf '  %-6s %s\n' $(1) $@)
 
-# Objects of another compiler are of no use: this file changes when the compiler does.
+# Objects of another compiler, or for another card, are of no use: such a file changes when what it holds does.
+hold      = $(shell mkdir -p $(BUILD); echo '$(2)' | cmp -s - $(1) || echo '$(2)' >$(1))
 COMPILER := $(BUILD)/compiler
-$(shell mkdir -p $(BUILD); echo '$(CC) $(CXX)' | cmp -s - $(COMPILER) || echo '$(CC) $(CXX)' >$(COMPILER))
+NVCC_FOR := $(BUILD)/nvcc_for
+$(call hold,$(COMPILER),$(CC) $(CXX))
+$(call hold,$(NVCC_FOR),$(or $(realpath $(NVCC)),$(NVCC)) $(patsubst native,$(CARD),$(ARCH)))
 
 # ---- compiling -----------------------------------------------------------------------------------
 
@@ -131,21 +134,22 @@ define COMPILE_CU
 	$(Q)$(NVCC) $(NVFLAGS) $(FOR) -MMD -MP -c $< -o $@ 2>$@.log; status=$$?; cat $@.log >&2; \
 	! grep -q '(C75[0-9][0-9])' $@.log && rm $@.log && exit $$status
 endef
-$(BUILD)/gpu/%.cu.o: common/gpu/%.cu
+$(BUILD)/gpu/%.cu.o: common/gpu/%.cu $(NVCC_FOR)
 	@mkdir -p $(@D)
 	$(call say,NVCC)
 	$(COMPILE_CU)
-$(BUILD)/gpu/%.cpp.o: common/gpu/%.cpp
+$(BUILD)/gpu/%.cpp.o: common/gpu/%.cpp $(NVCC_FOR)
 	@mkdir -p $(@D)
 	$(call say,NVCC)
 	$(COMPILE_CU)
-$(BUILD)/gpu/%.o: %.cu
+$(BUILD)/gpu/%.o: %.cu $(NVCC_FOR)
 	@mkdir -p $(@D)
 	$(call say,NVCC)
 	$(COMPILE_CU)
 
-# What a file is compiled for.
+# What a file is compiled for. Step05's first rung has none of those instructions.
 FOR = $(GENCODE)
+$(BUILD)/gpu/$(call step_dir,05)/1_query_tiles.o: FOR = $(GENCODE)
 $(BUILD)/gpu/step05_% $(BUILD)/gpu/peak_mma.cu.o $(BUILD)/gpu/tests/instructions.o: FOR = $(AMPERE)
 $(BUILD)/gpu/step06_% $(BUILD)/gpu/peak_wgmma.cu.o $(BUILD)/gpu/tests/instructions_sm90.o $(BUILD)/gpu/tests/count_instructions.o: FOR = $(HOPPER)
 
@@ -244,7 +248,7 @@ check: need-$(DEVICE) $(CHECKED)    ## is STEP=03 right where mistakes show? DEV
 # Before anything is compiled for a card that is not there.
 need-sim:
 need-gpu:
-	@$(if $(HAS_GPU),,echo "There is no GPU here: leave DEVICE=gpu away, and the simulator runs it." >&2; exit 3)
+	@$(if $(HAS_GPU),,echo "There is no GPU here: leave DEVICE=gpu out, and the simulator runs it." >&2; exit 3)
 
 train: need-$(DEVICE) $(BUILD)/$(DEVICE)/train    ## a layer learns a toy task; DEVICE=sim|gpu, ARGS="--kernel recompute"
 	@$(BUILD)/$(DEVICE)/train $(ARGS)
@@ -268,9 +272,11 @@ diff:                       ## what changes from the step before to STEP=03, or 
 	$(if $(STEP),,$(error make diff needs a step: STEP=01 shows what changes from step 00 to step 01))
 	$(if $(filter $(RUNG),$(NUMBERS)),,$(error RUNG=$(RUNG): the rungs of step $(STEP) are $(or $(NUMBERS),none)))
 	$(if $(BEFORE),,$(error STEP=$(STEP): nothing comes before its first rung; try STEP=01))
-	@echo "From $(BEFORE) to $(THIS):"
-	@diff -u --color=$(if $(NO_COLOR),never,auto) --label $(BEFORE) --label $(THIS) $(BEFORE) $(THIS) || [ $$? = 1 ]
-	@$(if $(filter 1,$(RUNG)),$(foreach h,$(wildcard $(dir $(THIS))*.h),echo "New beside it: $(h), $$(wc -l <$(h)) lines";))
+	@(echo "From $(BEFORE) to $(THIS):"; \
+	diff -u --color=$(if $(NO_COLOR),never,auto) --label $(BEFORE) --label $(THIS) $(BEFORE) $(THIS); \
+	status=$$?; [ $$status -le 1 ] || exit $$status; \
+	$(if $(filter 1,$(RUNG)),$(foreach h,$(wildcard $(dir $(THIS))*.h),echo "New beside it: $(h), $$(wc -l <$(h)) lines";))) \
+	|| [ $$? = 141 ]    # that is SIGPIPE: make diff | head
 
 test: test-$(TEST_ON)       ## all tests, in the simulator; DEVICE=gpu: the kernels. Needs `make deps` once
 
@@ -457,8 +463,8 @@ deps:                       ## install what the tests need (Debian, Ubuntu; as r
 format:                     ## lay out the sources with clang-format
 	clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cpp')
 
-clean:                      ## remove what was built
-	rm -rf $(BUILD)
+clean:                      ## remove what was built; with STEP=00, that step's program and objects alone
+	rm -rf $(if $(STEP),$(foreach m,sim gpu,$(addprefix $(BUILD)/$(m)/,step$(STEP) $(call step_dir,$(STEP)))),$(BUILD))
 
 help:                       ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18

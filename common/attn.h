@@ -36,7 +36,8 @@ struct attn_problem {
     enum attn_dtype dtype;    // of Q, K, V, O (FP8: 16-bit inputs, quantised by a pre-pass)
     enum fp8_scale fp8_scale; // FP8: one scale for each of these (fp8.h)
     bool rotate;              // FP8: rotate Q and K before they are quantised; d a power of two
-    size_t smem;              // bytes of shared memory one block may use (--sram)
+    size_t smem;              // bytes of shared memory one block may use
+    bool smem_given;          // by --sram, less than the machine has
     int sm, sm_count;         // the machine: compute capability (90 = 9.0), multiprocessors
 };
 

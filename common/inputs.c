@@ -115,8 +115,8 @@ static uint64_t key_rows(const struct attn_problem *p) { return attn_kv_elements
 static bool fits(const struct maker *m, double smallest, double largest) {
     if (rounded(m, smallest) > 0 && isfinite(rounded(m, largest))) return true;
     return refuse(m->why, m->why_size,
-                  "%s data at scale %g needs values of %.2g to %.2g, which %s cannot hold: choose "
-                  "other data, another scale or fp32",
+                  "--data %s: at --scale %g it needs values of %.2g to %.2g, which %s cannot hold; "
+                  "give other data, another scale or --dtype fp32",
                   m->family, m->p->scale, smallest, largest, attn_dtype_name(m->p->dtype));
 }
 
@@ -218,8 +218,8 @@ static bool make_one_hot(const struct maker *m) {
     if (p->seqlen_k > most) {
         return refuse(
             m->why, m->why_size,
-            "one-hot data tells %g keys apart with head-dim %d, not %d: use fewer keys or "
-            "a larger head-dim",
+            "--data one-hot: tells %g keys apart with --head-dim %d, not %d; give fewer keys or "
+            "a larger --head-dim",
             most, p->head_dim, p->seqlen_k);
     }
     if (!fits(m, weight, weight * (BASE - 1))) return false;
@@ -267,9 +267,9 @@ static bool allocate(const struct attn_problem *p, bool backward, struct inputs 
     *out = (struct inputs){malloc(q), malloc(kv), malloc(kv), backward ? malloc(q) : NULL};
     if (out->Q && out->K && out->V && (out->dO || !backward)) return true;
     inputs_free(out);
-    return refuse_memory(why, why_size,
-                         "no memory for inputs of %.3g GB: make batch, heads or seqlen smaller",
-                         (double)(q + 2 * kv + backward * q) / 1e9);
+    return refuse_memory(
+        why, why_size, "no memory for inputs of %.3g GB; make --batch, --heads or --seqlen smaller",
+        (double)(q + 2 * kv + backward * q) / 1e9);
 }
 
 bool inputs_make(const struct attn_problem *p, enum data_family family, uint64_t seed,

@@ -128,20 +128,29 @@ struct session {
     const struct options *options;
     struct machine machine;
     struct reporter reporter;
-    int ran;
-    int wrong;   // in outputs or bytes
-    int refused; // named, and does not take this shape
+    int ran, wrong;           // wrong: in outputs or bytes
+    int unsuited, impossible; // did not run: the problem is not for them; this machine cannot
     char why[700];
+    char refusal[700]; // why the first of them did not run
 };
+
+// A refusal that no machine would take back comes before those of this machine.
+static void note_refusal(struct session *s, const struct result *r) {
+    bool unsuited = r->outcome == NOT_SUPPORTED;
+    if (!s->unsuited && (unsuited || !s->impossible))
+        snprintf(s->refusal, sizeof s->refusal, "--kernel %s: %.600s", r->kernel->name, r->why);
+    if (unsuited)
+        s->unsuited++;
+    else
+        s->impossible++;
+}
 
 // EXIT_RIGHT: go on with the next; the outcome is in the table and in `s`.
 static int take_result(struct session *s, const struct result *r) {
     if (r->outcome == REFUSED) return complain(EXIT_USAGE, r->why);
-    if (r->outcome == NOT_SUPPORTED && s->options->kernel) {
-        snprintf(s->why, sizeof s->why, "--kernel %s: %.600s", r->kernel->name, r->why);
-        if (s->reporter.detail) return complain(EXIT_USAGE, s->why); // it is the only one
-        s->refused++;
-    }
+    if (r->outcome == NOT_SUPPORTED || r->outcome == NOT_POSSIBLE) note_refusal(s, r);
+    if (r->outcome == NOT_SUPPORTED && s->options->kernel && s->reporter.detail)
+        return complain(EXIT_USAGE, s->refusal); // it is the only one
     report_result(&s->reporter, r);
     if (s->reporter.csv && s->reporter.profile && r->why[0]) { // a profile has no column for it
         snprintf(s->why, sizeof s->why, "%s: %.600s", r->kernel->name, r->why);
@@ -198,6 +207,21 @@ static int run_input(struct session *s, const struct source *source) {
     return status;
 }
 
+// After all have had their turn: the rule that --help states. Of the kernels that --kernel names,
+// one that no machine would run decides; where none is named, one that another machine would run.
+static int tell_refusals(struct session *s) {
+    int refused = s->unsuited + s->impossible;
+    if (!s->options->kernel)
+        return s->ran ? EXIT_RIGHT
+                      : complain(s->impossible ? EXIT_CANNOT : EXIT_USAGE,
+                                 "no kernel could run; the rows above say why");
+    if (!refused) return EXIT_RIGHT;
+    if (refused > 1)
+        snprintf(s->refusal + strlen(s->refusal), sizeof s->refusal - strlen(s->refusal),
+                 "; and %d more did not run, the rows say why", refused - 1);
+    return complain(s->unsuited ? EXIT_USAGE : EXIT_CANNOT, s->refusal);
+}
+
 static int run_all(struct session *s) {
     const struct options *o = s->options;
     int status = EXIT_RIGHT;
@@ -205,10 +229,7 @@ static int run_all(struct session *s) {
     for (int i = 0; i < o->loads && status == EXIT_RIGHT; i++)
         status = run_input(s, &(struct source){o->load[i], o->data, o->seed});
     if (status != EXIT_RIGHT) return status;
-    if (s->wrong) return EXIT_WRONG;
-    if (s->refused) return complain(EXIT_USAGE, s->why); // the others have run
-    if (!s->ran) return complain(EXIT_CANNOT, "no kernel could run; the rows above say why");
-    return EXIT_RIGHT;
+    return s->wrong ? EXIT_WRONG : tell_refusals(s);
 }
 
 // ---- main ---------------------------------------------------------------------------------------
@@ -255,12 +276,16 @@ int main(int argc, char **argv) {
                  "--timeline is the simulator's; on a GPU, nsys profile PROGRAM has one");
     if (options.fp8_accumulator_given && !s.machine.simulated)
         complain(EXIT_RIGHT, "--fp8-accumulator is the simulator's; a GPU adds as it does");
-    if (options.sram > s.machine.smem) {
-        snprintf(s.why, sizeof s.why, "--sram %zu: a block has at most %zu bytes on this machine",
-                 options.sram, s.machine.smem);
+    if (options.sram_text && (options.sram < 1 || options.sram > (long long)s.machine.smem)) {
+        snprintf(
+            s.why, sizeof s.why,
+            "--sram %.200s: must be 1 .. %zu bytes (%zu KB), the most that a block has on this "
+            "machine",
+            options.sram_text, s.machine.smem, s.machine.smem / 1024);
         return complain(EXIT_USAGE, s.why);
     }
-    options.problem.smem = options.sram ? options.sram : s.machine.smem;
+    options.problem.smem = options.sram_text ? (size_t)options.sram : s.machine.smem;
+    options.problem.smem_given = options.problem.smem < s.machine.smem;
     options.problem.sm = s.machine.sm;
     options.problem.sm_count = s.machine.sm_count;
     s.reporter = (struct reporter){.csv = options.csv,

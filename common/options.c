@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <getopt.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -97,7 +98,7 @@ void options_help(const char *program) {
         "--list;\n"
         "                        default all, which leaves out the variants\n"
         "      --pass PASS       forward (default), backward or both\n"
-        "      --sram BYTES      shared memory a block may use (64K = 65536); default: the "
+        "      --sram BYTES      shared memory a block may use (64K = 65536; M, G); default: the "
         "machine's\n"
         "      --repeat N        timed runs on a GPU, default 20; in all runs the output must be "
         "the same\n"
@@ -115,7 +116,10 @@ void options_help(const char *program) {
         "The result of a row: ok; WRONG, a wrong output or a fault found; bytes, right outputs "
         "but other\n"
         "bytes than the kernel's model says; not run, and why.\n"
-        "Exit status: 0 all ok; 1 WRONG or bytes in a row; 2 bad usage; 3 this machine cannot.\n",
+        "Exit status: 0 all ok; 1 WRONG or bytes in a row; 2 bad usage; 3 this machine cannot.\n"
+        "A kernel that cannot run says why in its row. If --kernel names it, or if none can run, "
+        "the status\n"
+        "is 2, or 3 where another machine could run it.\n",
         program);
 }
 
@@ -149,6 +153,14 @@ static bool read_int(const struct value *v, int least, int most, int *out) {
     return true;
 }
 
+static bool read_head_dim(const struct value *v, int *out) {
+    long long x;
+    if (!read_integer(v, LLONG_MIN, LLONG_MAX, &x)) return false;
+    if (x < 8 || x > 256 || x % 8) return refuse(v, "must be a multiple of 8, 8 .. 256");
+    *out = (int)x;
+    return true;
+}
+
 static bool read_seed(const struct value *v, uint64_t *out) {
     char *end;
     errno = 0;
@@ -166,15 +178,17 @@ static bool read_scale(const struct value *v, float *out) {
     return true;
 }
 
-static bool read_bytes(const struct value *v, size_t *out) {
+// Any number of bytes: what is too much is as large as can be.
+static bool read_bytes(const struct value *v, long long *out) {
     char *end;
-    errno = 0;
     long long n = strtoll(v->text, &end, 10);
-    bool kilo = *end == 'K' || *end == 'k';
-    if (end == v->text || end[kilo] || errno)
-        return refuse(v, "not a number of bytes; write 65536 or 64K");
-    if (n < 1 || n > (1 << 30)) return refuse(v, "must be 1 .. 1073741824 bytes");
-    *out = (size_t)n << (kilo ? 10 : 0);
+    int digits = (int)(end - v->text), unit = 0;
+    if (*end == 'K' || *end == 'k') unit = 10;
+    if (*end == 'M' || *end == 'm') unit = 20;
+    if (*end == 'G' || *end == 'g') unit = 30;
+    if (!digits || end[unit > 0])
+        return refuse(v, "not a number of bytes; write 65536 or 64K, with K, M or G");
+    if (__builtin_mul_overflow(n, 1ll << unit, out)) *out = n < 0 ? LLONG_MIN : LLONG_MAX;
     return true;
 }
 
@@ -240,7 +254,7 @@ static bool read_option(int c, const struct value *v, struct options *o, struct 
     case 'n': return read_int(v, 1, MOST_N, &n->both);
     case SEQLEN_Q: return read_int(v, 1, MOST_N, &n->q);
     case SEQLEN_K: return read_int(v, 1, MOST_N, &n->k);
-    case 'd': return read_int(v, 8, 256, &o->problem.head_dim);
+    case 'd': return read_head_dim(v, &o->problem.head_dim);
     case CAUSAL: return o->problem.causal = true;
     case SCALE: return read_scale(v, &o->problem.scale);
     case DTYPE: return o->dtype_given = read_dtype(v, &o->problem.dtype);
@@ -256,7 +270,7 @@ static bool read_option(int c, const struct value *v, struct options *o, struct 
         return data_family_parse(v->text, &o->data) ||
                refuse(v, "must be normal, large, rising, outliers, constant or one-hot");
     case SEED: return read_seed(v, &o->seed);
-    case SRAM: return read_bytes(v, &o->sram);
+    case SRAM: o->sram_text = v->text; return read_bytes(v, &o->sram);
     case REPEAT: return read_int(v, 1, 1000000, &o->repeat);
     case FAST: return o->fast = true;
     case PROFILE: return o->profile = true;

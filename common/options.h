@@ -15,8 +15,9 @@ struct options {
     enum data_family data;
     bool data_given;
     uint64_t seed;
-    size_t sram; // 0: all that the machine has
-    int repeat;  // 0: the machine's own default
+    const char *sram_text; // --sram as it was given; NULL: all that the machine has
+    long long sram;        // bytes; it is the machine that knows how many there are
+    int repeat;            // 0: the machine's own default
     bool fast, profile, csv;
     bool fp8_14_bits, fp8_accumulator_given;
     const char *timeline; // a file, or NULL

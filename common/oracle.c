@@ -346,7 +346,7 @@ bool reference_make(const struct attn_problem *p, const struct inputs *in, struc
         reference_free(out);
         return refuse_memory(
             why, why_size,
-            "no memory for a reference of %.3g GB: make batch, heads or seqlen smaller",
+            "no memory for a reference of %.3g GB; make --batch, --heads or --seqlen smaller",
             12e-9 * (double)(elements + rows));
     }
     out->max_v = largest_magnitude(in->V, attn_kv_elements(p));
@@ -449,8 +449,8 @@ bool reference_add_backward(const struct attn_problem *p, const struct inputs *i
     free_gradients(r);
     if (!memory) {
         return refuse_memory(why, why_size,
-                             "no memory for reference gradients of %.3g GB: make batch, heads or "
-                             "seqlen smaller",
+                             "no memory for reference gradients of %.3g GB; make --batch, --heads "
+                             "or --seqlen smaller",
                              8e-9 * (double)(q + 2 * kv) + 4e-9 * (double)scratch_elements(p));
     }
     return refuse(why, why_size,

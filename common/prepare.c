@@ -66,9 +66,14 @@ enum outcome prepare(const struct attn_problem *problem, unsigned passes, const 
                              .name = s->load ? s->load : data_family_name(s->family)};
     struct attn_problem *p = &out->problem;
     bool backward = passes & ATTN_BACKWARD;
+    char what[200];
     if (s->load && !inputs_load(s->load, backward, p, &out->in, why, why_size)) return refused();
     if (p->scale == 0) p->scale = (float)(1 / sqrt(p->head_dim));
-    if (attn_problem_check(p, why, why_size)) return NOT_SUPPORTED;
+    if (attn_problem_check(p, what, sizeof what)) {
+        snprintf(why, why_size, "%s%.200s%s%s", s->load ? "--load " : "", s->load ? s->load : "",
+                 s->load ? ": " : "", what);
+        return NOT_SUPPORTED;
+    }
     uint64_t bytes = host_bytes(p, passes);
     if (bytes > host_memory() / 10 * 9)
         return out_of_memory(p, "the host's tensors", bytes, why, why_size);

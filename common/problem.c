@@ -73,7 +73,7 @@ double attn_flops(const struct attn_problem *p, unsigned pass) {
 
 static bool check_range(const char *option, int value, int most, char *why, size_t why_size) {
     if (value >= 1 && value <= most) return true;
-    return refuse(why, why_size, "%s is %d: give a number from 1 to %d", option, value, most);
+    return refuse(why, why_size, "--%s %d: must be 1 .. %d", option, value, most);
 }
 
 static bool check_shape(const struct attn_problem *p, char *why, size_t why_size) {
@@ -86,35 +86,36 @@ static bool check_shape(const struct attn_problem *p, char *why, size_t why_size
 
 static bool check_head_dim(const struct attn_problem *p, char *why, size_t why_size) {
     if (p->head_dim >= 8 && p->head_dim <= MAX_HEAD_DIM && p->head_dim % 8 == 0) return true;
-    return refuse(why, why_size, "head-dim is %d: give a multiple of 8 from 8 to %d", p->head_dim,
+    return refuse(why, why_size, "--head-dim %d: must be a multiple of 8, 8 .. %d", p->head_dim,
                   MAX_HEAD_DIM);
 }
 
 static bool check_rotation(const struct attn_problem *p, char *why, size_t why_size) {
     if (!p->rotate || (p->head_dim & (p->head_dim - 1)) == 0) return true;
     return refuse(why, why_size,
-                  "head-dim is %d: rotate takes powers of two, for which there is a fast transform",
+                  "--head-dim %d: must be a power of two with --rotate, which has a fast transform",
                   p->head_dim);
 }
 
 static bool check_groups(const struct attn_problem *p, char *why, size_t why_size) {
     if (p->heads % p->kv_heads == 0) return true;
-    return refuse(why, why_size, "heads is %d, kv-heads %d: make heads a multiple of kv-heads",
-                  p->heads, p->kv_heads);
+    return refuse(why, why_size, "--heads %d: must be a multiple of --kv-heads %d", p->heads,
+                  p->kv_heads);
 }
 
 static bool check_rows(const struct attn_problem *p, char *why, size_t why_size) {
     int longest = p->seqlen_q > p->seqlen_k ? p->seqlen_q : p->seqlen_k;
     uint64_t rows = (uint64_t)p->batch * p->heads * longest;
     if (rows <= MAX_ROWS) return true;
-    return refuse(why, why_size,
-                  "batch x heads x seqlen is %llu rows, more than %d: make one of them smaller",
-                  (unsigned long long)rows, MAX_ROWS);
+    return refuse(
+        why, why_size,
+        "--batch x --heads x --seqlen: %llu rows, must be 1 .. %d; make one of them smaller",
+        (unsigned long long)rows, MAX_ROWS);
 }
 
 static bool check_numbers(const struct attn_problem *p, char *why, size_t why_size) {
     if (!(isfinite(p->scale) && p->scale > 0)) {
-        return refuse(why, why_size, "scale is %g: give a finite number above 0", p->scale);
+        return refuse(why, why_size, "--scale %g: must be finite and above 0", p->scale);
     }
     if ((unsigned)p->dtype < ATTN_DTYPES) return true;
     return refuse(why, why_size, "dtype number %d is unknown: give 0 to %d", (int)p->dtype,

@@ -38,6 +38,16 @@ static const char *bytes_text(double bytes) {
     return out;
 }
 
+// Shared memory is sold in KB of 1024 bytes.
+static const char *smem_text(size_t bytes) {
+    static char text[24];
+    if (bytes < 1024)
+        snprintf(text, sizeof text, "%zu B", bytes);
+    else
+        snprintf(text, sizeof text, "%.3g KB", (double)bytes / 1024);
+    return text;
+}
+
 static double total(const struct attn_traffic *t) {
     return (double)t->load + (double)t->store + (double)t->atomic + (double)t->tma_load +
            (double)t->tma_store;
@@ -86,8 +96,8 @@ static void print_title(struct reporter *to, const struct result *r) {
     const struct machine *m = to->machine;
     if (to->titled) printf("\n");
     to->titled = r->prepared->number;
-    printf("%s%s%s, %.4g KB of shared memory a block\n", m->name, m->driver[0] ? ", driver " : "",
-           m->driver, (double)p->smem / 1024);
+    printf("%s%s%s, %s of shared memory a block\n", m->name, m->driver[0] ? ", driver " : "",
+           m->driver, smem_text(p->smem));
     printf("input %s: B %d, H %d, Hkv %d, Nq %d, Nk %d, d %d, %s, %s, scale %g\n\n",
            r->prepared->name, p->batch, p->heads, p->kv_heads, p->seqlen_q, p->seqlen_k,
            p->head_dim, p->causal ? "causal" : "no mask", type_text(to, p), p->scale);
@@ -166,7 +176,7 @@ static void print_row(const struct reporter *to, const struct result *r) {
     snprintf(passes, sizeof passes, "%.1f", r->matrix_passes);
     printf("%10s ", bytes_text((double)r->compulsory));
     print_cell(r->has_matrix_passes, 6, passes);
-    printf("%9s %7s ", bytes_text((double)r->workspace), bytes_text((double)m->smem_per_block));
+    printf("%9s %7s ", bytes_text((double)r->workspace), smem_text(m->smem_per_block));
     if (m->has_conflicts)
         printf("%9" PRIu64 " ", m->bank_conflicts);
     else

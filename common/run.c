@@ -5,6 +5,7 @@
 #include "dtype.h"
 #include "npy.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -258,21 +259,24 @@ static void describe_index(const struct output *o, uint64_t flat, char *out, siz
 static void describe_failure(const struct run *run, struct result *r, const struct check *c) {
     char index[96];
     unsigned long long bad = c->bad;
-    const char *what = run->in->problem.dtype == ATTN_FP8 ? "rows" : "elements";
+    const char *what = run->in->problem.dtype == ATTN_FP8 ? bad == 1 ? "row is" : "rows are"
+                       : bad == 1                         ? "element is"
+                                                          : "elements are";
     describe_index(output_named(run, c->tensor), c->worst, index, sizeof index);
     if (isnan(c->got))
         snprintf(r->why, sizeof r->why,
-                 "%s%s is NaN, never written or computed so, and should be %g (%llu %s are wrong)",
+                 "%s%s is NaN: either never written, or computed as NaN; it should be %g (%llu %s "
+                 "wrong)",
                  c->tensor, index, c->want, bad, what);
     else if (run->in->problem.dtype == ATTN_FP8)
         snprintf(r->why, sizeof r->why,
                  "the RMSE of %s is %.3g, the FP8 baseline's %.3g: %.3g times what the bar allows, "
-                 "of all or of a row (%llu rows are wrong); %s%s is %g and should be %g",
-                 c->tensor, c->rmse, c->base_rmse, c->of_bar, bad, c->tensor, index, c->got,
+                 "of all or of a row (%llu %s wrong); %s%s is %g and should be %g",
+                 c->tensor, c->rmse, c->base_rmse, c->of_bar, bad, what, c->tensor, index, c->got,
                  c->want);
     else
         snprintf(r->why, sizeof r->why,
-                 "%s%s is %g and should be %g, off by %.3g times what the bar allows (%llu %s are "
+                 "%s%s is %g and should be %g, off by %.3g times what the bar allows (%llu %s "
                  "wrong)",
                  c->tensor, index, c->got, c->want, c->of_bar, bad, what);
 }
@@ -358,13 +362,18 @@ bool can_run(const struct attn_kernel *k, const struct attn_problem *p, struct r
                  attn_dtype_name(p->dtype), p->rotate ? "rotate" : "fp8-scale");
         return false;
     }
-    if (k->supports && !k->supports(p, r->pass, r->why, sizeof r->why)) return false;
-    r->outcome = NOT_POSSIBLE;
-    int sm = k->exact_sm ? k->exact_sm : k->least_sm;
-    if (p->sm >= k->least_sm && (!k->exact_sm || p->sm == k->exact_sm)) return true;
-    snprintf(r->why, sizeof r->why,
-             "needs compute capability %d.%d%s, this GPU has %d.%d; DEVICE=sim runs it", sm / 10,
-             sm % 10, k->exact_sm ? "" : " or newer", p->sm / 10, p->sm % 10);
+    // Before the kernel is asked for a shape: what helps then need not help on this card.
+    if (p->sm < k->least_sm || (k->exact_sm && p->sm != k->exact_sm)) {
+        int sm = k->exact_sm ? k->exact_sm : k->least_sm;
+        r->outcome = NOT_POSSIBLE;
+        snprintf(r->why, sizeof r->why,
+                 "needs compute capability %d.%d%s, this GPU has %d.%d; DEVICE=sim runs it",
+                 sm / 10, sm % 10, k->exact_sm ? "" : " or newer", p->sm / 10, p->sm % 10);
+        return false;
+    }
+    errno = 0;
+    if (!k->supports || k->supports(p, r->pass, r->why, sizeof r->why)) return true;
+    if (errno == ENOMEM) r->outcome = NOT_POSSIBLE; // refuse.h
     return false;
 }
 

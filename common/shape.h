@@ -4,6 +4,7 @@
 #define SHAPE_H
 
 #include "kernel.h"
+#include "refuse.h"
 
 struct shape {
     int heads, kv_heads; // H, Hkv
@@ -24,13 +25,17 @@ inline shape shape_of(const attn_problem *p) {
             p->head_dim, p->causal,   p->scale,    row_pitch(p)};
 }
 
-// For `supports`: a block takes `bytes` of shared memory for this problem. Are they there?
+// For `supports`: a block takes at least `bytes` of shared memory for this problem. Are they there?
+// If not, that is --sram's fault, or the machine's.
 inline bool fits(const attn_problem *p, size_t bytes, char *why, size_t why_size) {
+    const char *format =
+        "a block needs at least %zu bytes of shared memory at d = %d, and %s gives %zu; %s";
     if (bytes <= p->smem) return true;
-    snprintf(why, why_size,
-             "%zu bytes of shared memory are too few: at d = %d a block takes %zu (--sram)",
-             p->smem, p->head_dim, bytes);
-    return false;
+    if (p->smem_given)
+        return refuse(why, why_size, format, bytes, p->head_dim, "--sram", p->smem,
+                      "give a larger --sram, or try a smaller -d");
+    return refuse_memory(why, why_size, format, bytes, p->head_dim, "this machine", p->smem,
+                         "try a smaller -d, or DEVICE=sim, which gives 227 KB");
 }
 
 // Query heads that share one key/value head.

@@ -8,6 +8,6 @@ help:
 	@echo "  make check      is it right on shapes where mistakes show? ARGS=\"--kernel NAME\""
 	@echo "  make list       the kernels that there are"
 	@echo "  make diff       what changes from the step before; RUNG=2: from this step's rung 1"
-	@echo "  make clean      remove what was built"
+	@echo "  make clean      remove what was built of this step"
 	@echo "The repository's own Makefile, one folder up, has more."
 .PHONY: run check list diff clean help

@@ -8,6 +8,7 @@
 //          make train ARGS="--kernel fa2-fused"  or fa2-deterministic, step05's
 #include "dtype.h"
 #include "machine.h"
+#include "run.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -117,11 +118,18 @@ static void step(const struct attn_kernel *kernel) {
 
 static bool is_fp32(const struct attn_kernel *kernel) { return kernel->dtypes >> ATTN_FP32 & 1; }
 
+static void must_run(const struct attn_kernel *kernel) {
+    static struct result r; // large
+    for (r.pass = ATTN_FORWARD; r.pass <= ATTN_BACKWARD; r.pass *= 2)
+        if (!can_run(kernel, &problem, &r))
+            stop(r.outcome == NOT_POSSIBLE ? 3 : 2, kernel->name, r.why);
+}
+
 static void train(const struct attn_kernel *kernel, const struct machine *machine, bool csv) {
     struct attn_buffer buffer[ATTN_MAX_BUFFERS];
-    if (kernel->least_sm > machine->sm) stop(3, kernel->name, "this GPU is too old for it");
     problem.dtype = is_fp32(kernel) ? ATTN_FP32 : ATTN_BF16;
     problem.smem = is_fp32(kernel) ? LITTLE : machine->smem;
+    must_run(kernel);
     size_t workspace = 0, of_tensors = attn_compulsory_bytes(&problem, ATTN_BACKWARD); // each once
     int buffers = kernel->buffers(&problem, buffer);
     for (int i = 0; i < buffers; i++) {

@@ -165,7 +165,7 @@ Test(fp8, rotation_needs_a_power_of_two) {
     cr_expect_eq(attn_problem_check(&p, why, sizeof why), 0, "%s", why);
     p.rotate = true;
     cr_expect_eq(attn_problem_check(&p, why, sizeof why), -1);
-    cr_expect(strstr(why, "head-dim is 96: rotate takes powers of two"), "%s", why);
+    cr_expect(strstr(why, "--head-dim 96: must be a power of two with --rotate"), "%s", why);
     p.head_dim = 128;
     cr_expect_eq(attn_problem_check(&p, why, sizeof why), 0, "%s", why);
 }

@@ -1,5 +1,5 @@
-// test_make.c - `make diff`, `make help`, and what make says where something is missing: in a small
-// tree of its own, with the project's Makefile.
+// test_make.c - `make diff`, `make help`, what is compiled again, what `make clean` removes, and what
+// make says where something is missing: in a small tree of its own, with the project's Makefile.
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <limits.h>
@@ -98,6 +98,76 @@ Test(make, diff_says_what_it_cannot_show) {
     expect_error("diff STEP=01 RUNG=0", "RUNG=0: the rungs of step 01 are 1 2");
     expect_error("diff STEP=01 RUNG=x", "RUNG=x: the rungs of step 01 are 1 2");
     expect_error("diff STEP=02 RUNG=2", "RUNG=2: the rungs of step 02 are 1");
+}
+
+// More than a pipe holds, to a reader that has seen enough.
+Test(make, diff_ends_in_silence_when_nobody_reads_on) {
+    FILE *file = fopen("step01_b/1_x.cu", "w");
+    for (int i = 0; i < 100000; i++) fprintf(file, "line %d\n", i);
+    cr_assert_eq(fclose(file), 0);
+    cr_assert_eq(system("{ make diff STEP=01 2>err; echo $? >status; } | head -n 1 >out"), 0);
+    cr_expect_eq(system("grep -qx 'From step00_a/attention.cu to step01_b/1_x.cu:' out"), 0);
+    cr_expect_eq(system("grep -qx 0 status"), 0);
+    cr_expect_eq(system("cat err >&2; [ ! -s err ]"), 0, "make complained");
+}
+
+// ---- make clean
+// ----------------------------------------------------------------------------------
+
+static void expect_files(const char *there, const char *gone) {
+    char command[512];
+    snprintf(command, sizeof command, "for f in %s; do [ -e build/$f ] || exit 1; done", there);
+    cr_expect_eq(system(command), 0, "one is gone of: %s", there);
+    snprintf(command, sizeof command, "for f in %s; do [ ! -e build/$f ] || exit 1; done", gone);
+    cr_expect_eq(system(command), 0, "one is left of: %s", gone);
+}
+
+Test(make, clean_of_a_step_leaves_the_others) {
+    static const char built[] =
+        "mkdir -p build/sim/step00_a build/sim/step01_b build/gpu/step01_b && "
+        "touch build/sim/step00 build/sim/step01 build/gpu/step01";
+    static const char zero[] = "sim/step00 sim/step00_a",
+                      one[] = "sim/step01 sim/step01_b gpu/step01 gpu/step01_b";
+    cr_assert_eq(system(built), 0);
+    cr_expect_eq(make("-C step01_b clean"), 0, "%s", text);
+    expect_files(zero, one);
+    cr_assert_eq(system(built), 0);
+    cr_expect_eq(make("clean STEP=00"), 0, "%s", text);
+    expect_files(one, zero);
+    cr_expect_eq(make("clean"), 0, "%s", text);
+    cr_expect_eq(system("[ ! -e build ]"), 0);
+}
+
+// ---- what is compiled again
+// ----------------------------------------------------------------------
+
+// A compiler that writes down what it was asked for.
+static void write_nvcc(const char *path) {
+    write_file(path, "#!/bin/sh\nwords=\"$*\"\nwhile [ \"$1\" != -o ]; do shift; done\n"
+                     "echo \"$words\" >\"$2\"\n");
+    chmod(path, 0755);
+}
+
+static void expect_compiled(const char *arguments, bool compiled, const char *arch) {
+    static const char object[] = "build/gpu/step00_a/attention.o";
+    char command[256];
+    snprintf(command, sizeof command, "DEVICE=sim %s %s", arguments, object);
+    cr_expect_eq(make(command), 0, "%s", text);
+    cr_expect_eq(strstr(text, "  NVCC   build/gpu/step00_a/attention.o\n") != NULL, compiled,
+                 "%s: %s", arguments, text);
+    snprintf(command, sizeof command, "grep -q 'code=%s' %s", arch, object);
+    cr_expect_eq(system(command), 0, "%s: not for %s", arguments, arch);
+}
+
+Test(make, another_card_or_nvcc_compiles_again) {
+    write_nvcc("nvcc"), write_nvcc("nvcc2");
+    expect_compiled("NVCC=./nvcc ARCH=75", true, "sm_75");
+    expect_compiled("NVCC=./nvcc ARCH=75", false, "sm_75");
+    expect_compiled("NVCC=./nvcc ARCH=90", true, "sm_90");
+    expect_compiled("NVCC=./nvcc ARCH=90", false, "sm_90");
+    expect_compiled("NVCC=./nvcc ARCH='75 90'", true, "sm_75 -gencode arch=compute_90,code=sm_90");
+    expect_compiled("NVCC=./nvcc2 ARCH='75 90'", true, "sm_90");
+    expect_compiled("NVCC=./nvcc2 ARCH='75 90'", false, "sm_90");
 }
 
 // A terminal gets colour, a file none; `script` makes one where it is installed.

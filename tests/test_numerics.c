@@ -171,8 +171,8 @@ Test(problem, check_refuses) {
     REFUSED(heads, 65536, "heads");
     REFUSED(kv_heads, 0, "kv-heads");
     REFUSED(kv_heads, 65536, "kv-heads");
-    REFUSED(kv_heads, 3, "multiple of kv-heads");
-    REFUSED(kv_heads, 8, "multiple of kv-heads");
+    REFUSED(kv_heads, 3, "multiple of --kv-heads");
+    REFUSED(kv_heads, 8, "multiple of --kv-heads");
     REFUSED(seqlen_q, 0, "seqlen-q");
     REFUSED(seqlen_q, 16777217, "seqlen-q");
     REFUSED(seqlen_k, 0, "seqlen-k");

@@ -108,6 +108,23 @@ static const struct attn_kernel choosy = {
     .model = model,
 };
 
+// Of a machine that neither the simulator nor anybody has; on it, of one head dimension alone.
+static const struct attn_kernel newer = {
+    .step = "step00_naive",
+    .rung = 5,
+    .name = "naive-newer",
+    .idea = "needs a newer machine",
+    .formula = "as naive",
+    .dtypes = 1u << ATTN_FP32,
+    .passes = ATTN_FORWARD,
+    .variant = true,
+    .least_sm = 200,
+    .supports = only_64,
+    .buffers = buffers,
+    .forward = forward,
+    .model = model,
+};
+
 // The FP8 baseline itself: device memory is the host's in the simulator. It launches nothing.
 static void on_host(const struct attn_problem *p, const struct attn_tensors *t) {
     uint64_t q = attn_q_elements(p), kv = attn_kv_elements(p);
@@ -147,4 +164,5 @@ __attribute__((constructor)) static void register_variants(void) {
     attn_register(&described);
     attn_register(&fp8);
     attn_register(&unmasked);
+    attn_register(&newer);
 }
