@@ -451,7 +451,7 @@ bench: need-gpu $(if $(HAS_GPU),$(addprefix $(BUILD)/gpu/,ladder step06 kernels.
 	@tests/bench.sh $(CARD_NAME) "$(COMMIT)" $(BUILD) $(BENCH)
 
 # The ladder as make run shows it, both passes; and the time that the simulator needs.
-bench-sim: $(BUILD)/sim/bench $(BUILD)/sim/ladder    ## what each rung asks for, and what an access costs in the simulator: notes/results/sim_*.csv
+bench-sim: $(BUILD)/sim/bench $(BUILD)/sim/ladder    ## bytes and cost of each rung in the simulator: notes/results/sim_*.csv
 	@for type in fp32 bf16 fp8; do $(BUILD)/sim/ladder --dtype $$type --pass both --format csv || exit 1; done >$(BUILD)/bench.csv
 	@awk -v commit="$(COMMIT)" -f tests/measured.awk $(BUILD)/bench.csv >notes/results/sim_ladder.csv
 	@$< >$(BUILD)/bench.csv

@@ -473,13 +473,14 @@ Test(cli, list_shows_the_kernels) {
 Test(cli, list_marks_the_variants) {
     use_variants();
     const struct list *list = list_kernels();
-    cr_expect_eq(list->kernels, 5);
+    cr_expect_eq(list->kernels, 6);
     cr_expect_eq(list->rungs, 1);
     cr_expect_str_eq(list->ladder[0], "naive");
     cr_expect_str_eq(list->name[1], "naive-described"); // by rung, not as registered
     cr_expect_str_eq(list->name[2], "naive-64");
     cr_expect_str_eq(list->name[3], "fp8-on-host");
-    cr_expect_str_eq(list->name[4], "naive-newer");
+    cr_expect_str_eq(list->name[4], "naive-unmasked");
+    cr_expect_str_eq(list->name[5], "naive-newer");
     cr_expect(strstr(list->text, " variant: says how"), "%s", list->text);
 }
 
@@ -560,7 +561,7 @@ Test(cli, a_shape_that_one_of_several_does_not_take) {
 }
 
 // The line on stderr, and the exit status, by the rule of --help.
-static void expect_refusal(const char *arguments, int status, const char *line) {
+static void expect_reason(const char *arguments, int status, const char *line) {
     struct output o = ladder(arguments);
     expect_one_line(arguments, &o, status);
     cr_expect(strstr(o.err, line), "%s: \"%s\" is missing in: %s", arguments, line, o.err);
@@ -571,29 +572,29 @@ static void expect_refusal(const char *arguments, int status, const char *line) 
 // The machine is asked for before the shape: with d = 64 the kernel would not run either.
 Test(cli, a_kernel_of_another_machine) {
     use_variants();
-    expect_refusal("-n 4 -d 32 --kernel naive-newer", 3,
-                   "variants: --kernel naive-newer: " CANNOT "\n");
-    expect_refusal("-n 4 --kernel naive-newer", 3, "variants: --kernel naive-newer: " CANNOT "\n");
+    expect_reason("-n 4 -d 32 --kernel naive-newer", 3,
+                  "variants: --kernel naive-newer: " CANNOT "\n");
+    expect_reason("-n 4 --kernel naive-newer", 3, "variants: --kernel naive-newer: " CANNOT "\n");
     cr_expect(strstr(ladder("-n 4 --kernel naive-newer").out, "not run: " CANNOT "\n"));
-    expect_refusal("-n 4 --kernel naive-newer --dtype fp16", 2,
-                   "naive-newer: does not compute in fp16");
+    expect_reason("-n 4 --kernel naive-newer --dtype fp16", 2,
+                  "naive-newer: does not compute in fp16");
 }
 
 Test(cli, a_mix_of_reasons_has_one_exit_status) {
     use_variants();
-    expect_refusal("-n 4 --kernel naive,naive-newer", 3, "--kernel naive-newer: " CANNOT "\n");
-    expect_refusal(
+    expect_reason("-n 4 --kernel naive,naive-newer", 3, "--kernel naive-newer: " CANNOT "\n");
+    expect_reason(
         "-n 4 -d 32 --kernel naive,naive-64,naive-newer", 2,
         "--kernel naive-64: takes d = 64 alone; and 1 more did not run, the rows say why\n");
-    expect_refusal("-n 4 --pass both --kernel naive-newer,naive-64", 2,
-                   "--kernel naive-64: has no backward pass; and 2 more did not run");
-    expect_refusal("-n 4 -d 8 --kernel naive-newer,naive-64,fp8-on-host --dtype fp32", 2,
-                   "--kernel naive-64: takes d = 64 alone; and 2 more did not run");
+    expect_reason("-n 4 --pass both --kernel naive-newer,naive-64", 2,
+                  "--kernel naive-64: has no backward pass; and 2 more did not run");
+    expect_reason("-n 4 -d 8 --kernel naive-newer,naive-64,fp8-on-host --dtype fp32", 2,
+                  "--kernel naive-64: takes d = 64 alone; and 2 more did not run");
     write_inputs("one", 2, 2, 8);
-    expect_refusal("--load one --data normal -n 4 --kernel naive-newer", 3,
-                   CANNOT "; and 1 more did");
-    expect_refusal("-n 4 --dtype fp16", 2, "no kernel could run"); // no other machine helps
-    expect_refusal("-H 1 -n 2000000 -d 8", 3, "no kernel could run");
+    expect_reason("--load one --data normal -n 4 --kernel naive-newer", 3,
+                  CANNOT "; and 1 more did");
+    expect_reason("-n 4 --dtype fp16", 2, "no kernel could run"); // no other machine helps
+    expect_reason("-H 1 -n 2000000 -d 8", 3, "no kernel could run");
 }
 
 #undef CANNOT
@@ -602,7 +603,7 @@ Test(cli, too_little_shared_memory) {
     if (!strstr(list_kernels()->text, " fused ")) cr_skip_test("another program");
     static const char line[] = "a block needs at least 9056 bytes of shared memory at d = 64, and "
                                "--sram gives 8192; give a larger --sram, or try a smaller -d\n";
-    expect_refusal("-n 4 --kernel fused --sram 8K", 2, line);
+    expect_reason("-n 4 --kernel fused --sram 8K", 2, line);
     struct output o = ladder_ok("-n 4 -H 1 --sram 8K"); // of all kernels some run
     cr_expect(strstr(o.out, line), "%s", o.out);
 }
