@@ -206,6 +206,16 @@ def ladder(N=4096, other=16384):
             time = "" if name == "matrix product" else milliseconds(operations / speed / 1e6)
             line("peer", name, "bf16", "", time, digits(speed), share(speed, others["matrix product"]), far[name],
                  "", "", "", "")
+    print(f"\n{of_the_model()}")
+
+
+def of_the_model():
+    """What the card's counters say of the rungs' models, over all rows of the file."""
+    rows = choose(LADDER, "result=ok")
+    other = [row for row in rows if any(row[name.replace("model", "asked")] != row[name]
+                                        for name in row if name.startswith("model_"))]
+    return f"asked, load and store and atomic, by threads and by TMA: as the model says, to the byte, in " \
+           f"{len(rows) - len(other)} of {len(rows)} rows"
 
 
 def draw_ladder(path, sources):
