@@ -248,7 +248,7 @@ check: need-$(DEVICE) $(CHECKED)    ## is STEP=03 right where mistakes show? DEV
 # Before anything is compiled for a card that is not there.
 need-sim:
 need-gpu:
-	@$(if $(HAS_GPU),,echo "There is no GPU here: leave DEVICE=gpu out, and the simulator runs it." >&2; exit 3)
+	@$(if $(HAS_GPU),,echo "There is no GPU here$(if $(filter gpu,$(DEVICE)),: leave DEVICE=gpu out and the simulator runs it,, and this needs one)." >&2; exit 3)
 
 train: need-$(DEVICE) $(BUILD)/$(DEVICE)/train    ## a layer learns a toy task; DEVICE=sim|gpu, ARGS="--kernel recompute"
 	@$(BUILD)/$(DEVICE)/train $(ARGS)
@@ -260,10 +260,11 @@ peers: need-gpu $(if $(HAS_GPU),$(BUILD)/gpu/kernels.so)    ## beside FlashAtten
 list: $(BUILD)/sim/ladder   ## the kernels that there are
 	@$< --list
 
-# The ladder's files, rung after rung: those of a step are its .cu files, sorted by name.
+# The ladder's files, rung after rung: those of a step are its .cu files, sorted by name; of two with one number the last,
+# for the other is a variant (6_split_k.cu of step05).
 RUNG     ?= 1
-LADDER    = $(foreach s,$(STEPS),$(sort $(wildcard $(s)/*.cu)))
-RUNGS     = $(sort $(wildcard $(call step_dir,$(STEP))/*.cu))
+LADDER    = $(shell ls $(wildcard $(STEPS:%=%/*.cu)) | sort | awk '{ n = $$0; sub("[^/0-9][^/]*$$", "", n) } n != last && last { print file } { last = n; file = $$0 } END { print file }')
+RUNGS     = $(filter $(call step_dir,$(STEP))/%,$(LADDER))
 NUMBERS   = $(shell seq $(words $(RUNGS)))
 THIS      = $(word $(RUNG),$(RUNGS))
 BEFORE    = $(shell printf '%s\n' $(LADDER) | awk '$$0 == "$(THIS)" { print last } { last = $$0 }')
@@ -434,7 +435,7 @@ fp8-table: need-$(DEVICE) $(BUILD)/$(DEVICE)/step06    ## FP8's accuracy, as Fla
 	@$(PYTHON) tests/fp8_table.py $(BUILD)/$(DEVICE)/step06 $(ACCURACY) --commit "$(COMMIT)" \
 	  --out notes/results/$(if $(filter gpu,$(DEVICE)),$(CARD_NAME),sim)_fp8_accuracy.csv $(ARGS)
 
-plots:                      ## draw the results' figures: notes/figures/ladder.svg and others
+plots: | $(filter sram curves fp8-table,$(MAKECMDGOALS))    ## draw the results' figures: notes/figures/ladder.svg and others
 	$(PYTHON) notes/plots.py
 
 numpy-cases:

@@ -39,10 +39,15 @@ CARDS = {48: "without\nopting in", 64: "sm_75", 99: "sm_86,\nsm_89", 163: "sm_80
 
 
 def digest(*paths):
+    """Of all that is in the files but when it was measured: the same numbers again make the same figure."""
     sha = hashlib.sha256()
     for path in paths:
-        with open(path, "rb") as file:
-            sha.update(file.read())
+        if path.endswith(".csv"):
+            rows = [{name: row[name] for name in row if name not in ("date", "commit")} for row in read_csv(path)]
+            sha.update(repr(rows).encode())
+        else:
+            with open(path, "rb") as file:
+                sha.update(file.read())
     return sha.hexdigest()
 
 
@@ -146,11 +151,20 @@ PEERS = {"fa2": "FlashAttention-2", "cudnn": "cuDNN", "matmul": "matrix product"
 def speeds(N, causal, what="forward"):
     """TFLOP/s at d = 128 of the rungs that were measured in turns with others' kernels, and of those, by name.
     Medians: of a rung over its rounds, of a peer over the rungs, too."""
+    at = {"head_dim": "128", "seqlen": str(N), "causal": str(causal), "pass": what}
     own, others = {}, {}
-    for row in choose(BESIDE, f"head_dim=128 seqlen={N} causal={causal} pass={what}"):
-        own[row["kernel"]] = float(row["TFLOPs"])
-        others.setdefault(PEERS[row["peer"]], []).append(float(row["peer_TFLOPs"]))
-    return own, {name: statistics.median(others[name]) for name in PEERS.values() if name in others}
+    for row in read_csv(BESIDE):
+        if all(row[name] == value for name, value in at.items()):
+            own.setdefault(row["kernel"], []).append(float(row["TFLOPs"]))
+            others.setdefault(PEERS[row["peer"]], []).append(float(row["peer_TFLOPs"]))
+    return ({name: statistics.median(own[name]) for name in own},
+            {name: statistics.median(others[name]) for name in PEERS.values() if name in others})
+
+
+def of_cudnn(N, causal, what):
+    """By kernel: the median of the ratios to cuDNN, each of two measurements one right after the other."""
+    rows = choose(BESIDE, f"head_dim=128 seqlen={N} causal={causal} pass={what} peer=cudnn")
+    return {row["kernel"]: f"{float(row['ratio']):.2f}" for row in rows}
 
 
 def lines_of(step, kernel):
@@ -171,7 +185,7 @@ def digits(speed):
     return f"{speed:.3g}" if speed < 999.5 else f"{speed:.0f}"
 
 
-COLUMNS = "{:6} {:17} {:5} {:>5} {:>8} {:>8} {:>10} {:>9} {:>8} {:>8} {:>8} {:>9}"
+COLUMNS = "{:6} {:17} {:5} {:>5} {:>8} {:>8} {:>10} {:>8} {:>8} {:>8} {:>8} {:>8} {:>9}"
 
 
 def line(*cells):
@@ -182,10 +196,11 @@ def milliseconds(us):
     return f"{us / 1000:.3g} ms" if us < 999.5e3 else f"{us / 1e6:.3g} s"
 
 
-def line_of_rung(row, product, long):
+def line_of_rung(row, product, beside, long):
     name = row["kernel"] + (f", d {row['head_dim']}" if row["head_dim"] != "128" else "")
     line(row["step"][:6], name, row["dtype"], lines_of(row["step"], row["kernel"]), milliseconds(row["time"]),
-         digits(row["speed"]), share(row["speed"], product), long.get(row["kernel"], ""), bytes_text(asked(row)),
+         digits(row["speed"]), share(row["speed"], product),
+         beside.get(row["kernel"], "") if row["head_dim"] == "128" else "", long.get(row["kernel"], ""), bytes_text(asked(row)),
          bytes_text(total(row, "L2_")), bytes_text(total(row, "DRAM_")), bytes_text(int(row["workspace"])))
 
 
@@ -198,14 +213,14 @@ def ladder(N=4096, other=16384):
         far = {row["kernel"]: digits(row["speed"]) for row in rungs(other, 0, what) if row["head_dim"] == "128"}
         far |= {name: digits(speed) for name, speed in speeds(other, 0, what)[1].items()}
         print()
-        line("", what, "type", "lines", "time", "TFLOP/s", "of product", f"N {other}", "asked", "L2", "DRAM", "workspace")
+        line("", what, "type", "lines", "time", "TFLOP/s", "of product", "of cuDNN", f"N {other}", "asked", "L2", "DRAM", "workspace")
         for row in rows:
-            line_of_rung(row, others["matrix product"], far)
+            line_of_rung(row, others["matrix product"], of_cudnn(N, 0, what), far)
         for name, speed in others.items():
             operations = work * 128 * N**2 * int(first["batch"]) * int(first["heads"])
             time = "" if name == "matrix product" else milliseconds(operations / speed / 1e6)
-            line("peer", name, "bf16", "", time, digits(speed), share(speed, others["matrix product"]), far[name],
-                 "", "", "", "")
+            line("peer", name, "bf16", "", time, digits(speed), share(speed, others["matrix product"]), "",
+                 far[name], "", "", "", "")
     print(f"\n{of_the_model()}")
 
 
@@ -237,7 +252,9 @@ def draw_ladder(path, sources):
     axes.tick_params(axis="y", length=0)
     axes.set(xlabel="TFLOP/s", xlim=(0, 960), ylim=(len(rows) - 0.4, -0.6))
     axes.legend(frameon=False, fontsize=9.5, loc="upper left", bbox_to_anchor=(0.375, 1),
-                title="bars: no mask; lines, in bf16:", title_fontsize=9.5, alignment="left")
+                title="bars, and lines in bf16: no mask", title_fontsize=9.5, alignment="left")
+    axes.get_legend().set(zorder=3, frame_on=True)
+    axes.get_legend().get_frame().set(facecolor="white", edgecolor="none", alpha=1)
     save(figure, axes, path, "TFLOP/s of all rungs on an H200; N = 4096, d = 128, 16,384 tokens of 16 heads", sources)
 
 
@@ -246,8 +263,7 @@ def draw_ladder(path, sources):
 # Data sheets: TFLOP/s of dense 16-bit products, GB/s of HBM.
 ROOFS = {"H200": (989, 4800, "-"), "H100 SXM": (989, 3350, "--"), "A100 SXM, 80 GB": (312, 2039, ":")}
 FP32 = 67    # TFLOP/s of the H100's and the H200's fp32 units
-UNDER_THE_ROOF = ("naive", "blocked", "one-pass", "fused-wide", "query-tiles", "swizzled", "fa2", "fa3-optimistic",
-                  "fp8-optimistic")
+UNDER_THE_ROOF = ("naive", "blocked", "one-pass", "fused-wide", "query-tiles", "swizzled", "fa2", "fa3-optimistic")
 
 
 def spread(values, least):
@@ -262,7 +278,7 @@ def draw_roofs(axes, left, right):
     for card, (peak, bandwidth, line) in ROOFS.items():
         ridge = peak * 1000 / bandwidth
         axes.plot([left, ridge, right], [left * bandwidth / 1000, peak, peak], line, color="black", linewidth=1.2,
-                  label=f"{card}: {peak} TFLOP/s, {bandwidth / 1000:.3g} TB/s, ridge at {ridge:.0f}")
+                  label=f"{card}: {peak} TFLOP/s in 16 bits, {bandwidth / 1000:.3g} TB/s, ridge at {ridge:.0f}")
     axes.axhline(FP32, color="black", linewidth=0.7, linestyle="-.")
     axes.text(left * 1.2, FP32 * 1.08, "fp32 units of H100, H200", fontsize=9.5)
 
@@ -314,7 +330,7 @@ def draw_fp8_error(path, sources):
     axes.tick_params(axis="y", length=0)
     axes.set(xscale="log", xlabel="RMSE of O against attention in double precision", ylim=(len(names) - 0.4, -0.6),
              xlim=(3e-5, 0.4))
-    axes.legend(frameon=False, fontsize=9.5, loc="upper right")
+    axes.legend(framealpha=1, edgecolor="none", fontsize=9.5, loc="upper right")
     save(figure, axes, path, "What 8 bits cost in accuracy, on inputs with outliers", sources)
 
 

@@ -8,6 +8,7 @@
 #include "../common/npy.h"
 
 #include <criterion/criterion.h>
+#include <criterion/redirect.h>
 #include <dirent.h>
 #include <errno.h>
 #include <float.h>
@@ -228,12 +229,13 @@ Test(registry, is_sorted_by_step_then_rung) {
     }
 }
 
-Test(registry, refuses_a_second_kernel_of_the_same_name, .signal = SIGABRT) {
+Test(registry, refuses_a_second_kernel_of_the_same_name, .signal = SIGABRT,
+     .init = cr_redirect_stderr) {
     attn_register(&first);
     attn_register(&first);
 }
 
-Test(registry, refuses_more_than_its_table_holds, .signal = SIGABRT) {
+Test(registry, refuses_more_than_its_table_holds, .signal = SIGABRT, .init = cr_redirect_stderr) {
     static struct attn_kernel kernel[100];
     static char name[100][8];
     for (int i = 0; i < 100; i++) {

@@ -8,6 +8,7 @@
 #include "sim_kernels.h"
 
 #include <criterion/criterion.h>
+#include <criterion/redirect.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -456,4 +457,6 @@ Test(simulator, counts_do_not_depend_on_the_number_of_workers) {
 }
 
 // Without memory for its notes the simulator ends as a machine that cannot, and does not crash.
-Test(simulator, memory_for_notes_runs_out, .exit_code = 3) { sim_memory(NULL); }
+Test(simulator, memory_for_notes_runs_out, .exit_code = 3, .init = cr_redirect_stderr) {
+    sim_memory(NULL);
+}

@@ -43,6 +43,6 @@ static int show(const char *name) {
 int main(int argc, char **argv) {
     if (argc > 1) return show(argv[1]);
     for (int i = 0; i < gallery_count(); i++)
-        printf("%-24s %s\n", gallery_at(i)->name, gallery_at(i)->title);
+        printf("%-26s %s\n", gallery_at(i)->name, gallery_at(i)->title);
     return 0;
 }
