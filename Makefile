@@ -21,7 +21,7 @@ STEP     ?=
 ARGS     ?=
 # What a file of measurements says of the programs, and has in its name.
 COMMIT   ?= $(shell git describe --always --dirty 2>/dev/null)
-CARD_NAME = $(shell nvidia-smi --query-gpu=name --format=csv,noheader | sed -n '1{s/^NVIDIA //;s/[ -].*//;p}' | tr A-Z a-z)
+CARD_NAME = $(shell nvidia-smi --query-gpu=name --format=csv,noheader | sed -n '1{s/^NVIDIA //;s/[ -]/_/g;p}' | tr A-Z a-z)
 
 # A make within make shares the jobs of the one around it.
 JOBS      := $(shell case "$$MAKEFLAGS" in (*jobserver*) ;; (*) echo -j$$(nproc) ;; esac)
@@ -311,6 +311,7 @@ test-values: $(TESTED)
 	@set -e; for f in $(wildcard step*/attention.py step*/backward.py); do \
 	  grep -q "run: .*$$f" $(PAGES) || $(PYTHON) $$f >$(BUILD)/attention.out; done
 	$(PYTHON) tests/test_openings.py
+	$(PYTHON) tests/test_bench.py
 	$(PYTHON) tests/test_fp8_table.py $(BUILD)/sim/step06 $(BUILD)/sim/variants
 	$(PYTHON) tests/crosscheck.py $(BUILD)/sim/ladder $(BUILD)
 

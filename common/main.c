@@ -34,6 +34,11 @@ static int finish(int status) {
     return complain(EXIT_CANNOT, "cannot write the output; is the disk full?");
 }
 
+static bool can_write(const char *path) {
+    FILE *file = fopen(path, "a");
+    return file && !fclose(file);
+}
+
 // ---- what can be run ----------------------------------------------------------------------------
 
 static void list_kernels(void) {
@@ -259,6 +264,11 @@ int main(int argc, char **argv) {
     if (options.kernel && !kernels_exist(options.kernel, s.why, sizeof s.why))
         return complain(EXIT_USAGE, s.why);
 
+    if (options.timeline && !can_write(options.timeline)) {
+        snprintf(s.why, sizeof s.why, "--timeline %.200s: %s; give a file that can be written",
+                 options.timeline, strerror(errno));
+        return complain(EXIT_USAGE, s.why);
+    }
     if (!machine_open(&(struct machine_options){.fast = options.fast,
                                                 .profile = options.profile,
                                                 .timeline = options.timeline,

@@ -154,8 +154,9 @@ static bool read_int(const struct value *v, int least, int most, int *out) {
 }
 
 static bool read_head_dim(const struct value *v, int *out) {
-    long long x;
-    if (!read_integer(v, LLONG_MIN, LLONG_MAX, &x)) return false;
+    char *end;
+    long x = strtol(v->text, &end, 10); // out of range: LONG_MIN or LONG_MAX
+    if (end == v->text || *end) return refuse(v, "not a whole number");
     if (x < 8 || x > 256 || x % 8) return refuse(v, "must be a multiple of 8, 8 .. 256");
     *out = (int)x;
     return true;

@@ -290,7 +290,7 @@ def write(path, text):
 
 
 def main(words):
-    if len(words) > 1 or not os.path.isfile(FRONT):
+    if len(words) > 1 or words and words != ["--check"] and not words[0].endswith(".html") or not os.path.isfile(FRONT):
         sys.exit("usage, where notes/ is: notes/book.py [PAGE.html | --check]")
     made = [Chapter(path) for path in sources()]
     chapters = {chapter.path: chapter for chapter in made}

@@ -411,6 +411,9 @@ FIGURES = {BYTES_AGAINST_M: (draw_bytes_against_M, (SRAM, STEP02)), ROOFLINE: (d
 def main(words):
     if words == ["--check"]:
         for path, (_, sources) in FIGURES.items():
+            for needed in path, *sources:
+                if not os.path.isfile(needed):
+                    sys.exit(f"{needed}: not there")
             with open(path) as file:
                 if source(*sources) not in file.read():
                     sys.exit(f"{path}: drawn from another {' or '.join(sources)}, or by another notes/plots.py: make plots")

@@ -7,7 +7,7 @@
 # a line for each, and at the end "9 of 10 ok". Exit status: 0 all are ok; 1 some are not; 2 nothing could be checked.
 set -u
 
-[ $# -ge 1 ] && [ -x "$1" ] || { echo "usage: tests/check.sh PROGRAM [OPTION...], PROGRAM as in build/sim/step03" >&2; exit 2; }
+[ $# -ge 1 ] && [ -f "$1" ] && [ -x "$1" ] || { echo "usage: tests/check.sh PROGRAM [OPTION...], PROGRAM as in build/sim/step03" >&2; exit 2; }
 program=$1
 shift
 most=100 # seconds for one shape: a loop without end is a mistake as well
@@ -28,6 +28,12 @@ shapes() {
 *          -H 1 -n 257 -d 40 --causal --scale 0.3
 step0[34]  -H 2 -n 130 --sram 24K --causal
 step05     -H 2 --kv-heads 1 -n 130 --sram 99K --causal
+step05     -H 3 --kv-heads 1 -n 300 -d 128 --dtype bf16 --causal --scale 1
+step06     -b 2 -H 72 -n 130 --causal
+step06     -b 2 -H 72 -n 130
+step06     -H 1 --seqlen-q 300 --seqlen-k 70 --causal
+step06     -H 3 -n 300 --dtype fp8 --fp8-scale block --rotate --data outliers
+step06     -b 2 -H 3 -n 130 --dtype fp8 --fp8-scale head --causal
 step0[56]  -H 2 --kv-heads 1 --seqlen-q 130 --seqlen-k 200 --dtype bf16 --causal --data outliers
 step0[56]  -b 2 -H 1 -n 33 --dtype bf16 --data rising
 END
@@ -73,9 +79,15 @@ while read -r for_program options; do
     verdict=$(read_rows <"$out")
     what=${verdict#*$'\t'} verdict=${verdict%%$'\t'*}
     case $status in
-    2) if grep -q -e --help -e --list "$err"; then cat "$err" >&2; exit 2; fi ;; # an option is wrong
     0 | 1 | 3) ;;
-    124) verdict=WRONG what="still running after $most s" ;;
+    2) # What a kernel does not take is no mistake. Anything else shows at the first shape: an option is wrong.
+        if [ $((ok + wrong + none)) = 0 ] && ! grep -e '--kernel [^ ]*: ' -e 'no kernel could run' "$err" |
+            grep -qv 'no such kernel'; then
+            tail -n 1 "$err" >&2
+            exit 2
+        fi ;;
+    124) verdict=WRONG what="still running after $most s, so no other shape is tried" ;;
+    125 | 126 | 127) echo "$program: cannot be run: $(tail -n 1 "$err")" >&2; exit 2 ;;
     *) verdict=WRONG what="the program was ended by signal $((status - 128))" ;;
     esac
     case $verdict in
@@ -88,6 +100,7 @@ while read -r for_program options; do
     none) none=$((none + 1)) what=$(sed 's/^[^:]*: //' "$err") ;;
     esac
     printf '%-6s  %s: %s\n' "$verdict" "$options" "$what"
+    [ $status != 124 ] || break
 done < <(shapes)
 
 [ $((ok + wrong)) -gt 0 ] || { echo "$step: nothing could be checked" >&2; exit 2; }

@@ -137,6 +137,7 @@ def write(path, rows):
 
 def parse(words):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.error = lambda why: stop(f"{why}; --help lists the options", 2)
     parser.add_argument("program", help="build/sim/ladder, build/gpu/ladder")
     parser.add_argument("-b", "--batch", type=int, default=1)
     parser.add_argument("-H", "--heads", type=int, default=2)
@@ -148,7 +149,13 @@ def parse(words):
     parser.add_argument("--out", help="a CSV file")
     parser.add_argument("--commit", default="", help="what the programs are of, for the CSV file")
     arguments, arguments.more = parser.parse_known_args(words)
-    arguments.command = re.sub(r" --(out|commit)[ =]\S+", "", " ".join(["tests/fp8_table.py", *words]))
+    if arguments.seeds < 1:
+        parser.error(f"--seeds {arguments.seeds}: must be at least 1")
+    if arguments.out and not os.path.isdir(os.path.dirname(arguments.out) or "."):
+        parser.error(f"--out {arguments.out}: there is no such folder")    # before anything is measured
+    if not os.access(arguments.program, os.X_OK) or os.path.isdir(arguments.program):
+        parser.error(f"{arguments.program}: no program; make sim builds build/sim/step06")
+    arguments.command = re.sub(r" --(out|commit)[ =]\S*", "", " ".join(["tests/fp8_table.py", *words]))
     return arguments
 
 

@@ -806,6 +806,16 @@ Test(cli, a_launch_that_takes_long_says_how_far_it_is) {
     expect_cell(parse_csv(&o, "-n 500"), 1, "result", "ok");
 }
 
+// A log that cannot be written, or not whole.
+Test(cli, a_timeline_that_cannot_be_written) {
+    struct output o = ladder("--kernel naive -n 4 --timeline /nowhere/at/all");
+    cr_expect_eq(o.status, 2, "%s", o.err);
+    cr_expect(strstr(o.err, "--timeline /nowhere/at/all: No such file or directory; give a file"));
+    o = ladder("--kernel naive -n 4 --timeline /dev/full");
+    cr_expect_eq(o.status, 3, "%s", o.err);
+    cr_expect(strstr(o.err, "is the disk full?"), "%s", o.err);
+}
+
 // ---- tests/check.sh ----------------------------------------------------------------------------
 
 static struct output check(const char *arguments) {
@@ -821,6 +831,47 @@ static void expect_end(const struct output *o, const char *end, int status) {
               o->out);
     cr_expect_eq(o->status, status, "exit status %d, not %d: %s%s", o->status, status, o->out,
                  o->err);
+}
+
+// A program of ours in place of a step: a script.
+static struct output check_script(const char *body) {
+    char path[] = "script", script[PATH_MAX + 64];
+    FILE *file = fopen(path, "w");
+    cr_assert(file && fprintf(file, "#!/bin/sh\n%s\n", body) > 0 && !fclose(file));
+    cr_assert_eq(chmod(path, 0755), 0);
+    snprintf(script, sizeof script, "%s/tests/check.sh", sources);
+    return run_program(script, "./script");
+}
+
+// One shape is a row that is right, and then what the program is to do in the second.
+static void expect_second_shape(const char *does, const char *line, int status) {
+    char body[600];
+    snprintf(body, sizeof body,
+             "echo kernel,pass,result,why\n"
+             "case \"$*\" in *'-H 1 -n 1') echo naive,forward,ok,;; *) %s;; esac",
+             does);
+    struct output o = check_script(body);
+    cr_expect_eq(o.status, status, "%s: status %d: %s%s", does, o.status, o.out, o.err);
+    cr_expect(strstr(o.out, line), "%s: \"%s\" is missing in: %s", does, line, o.out);
+}
+
+Test(cli, check_takes_no_failure_for_right) {
+    expect_second_shape("echo naive,forward,ok,", "script: 10 of 10 ok", 0);
+    expect_second_shape("echo naive,forward,bytes,other; exit 1", "script: 1 of 10 ok", 1);
+    expect_second_shape("echo naive,forward,wrong,off; exit 1", "script: 1 of 10 ok", 1);
+    expect_second_shape("kill -SEGV $$", "ended by signal 11", 1);
+    expect_second_shape("exit 124", "script: 1 of 2 ok", 1); // as timeout does
+    expect_second_shape("echo 'x: --kernel naive: takes d = 64 alone' >&2; exit 2",
+                        "script: 1 of 1 ok, 9 not for this kernel", 0);
+}
+
+// Nothing to check with: a line, and 2.
+Test(cli, check_refuses_what_is_no_program) {
+    char script[PATH_MAX + 64];
+    snprintf(script, sizeof script, "%s/tests/check.sh", sources);
+    cr_expect_eq(run_program(script, "/tmp").status, 2);
+    cr_expect_eq(run_program(script, "./nonsuch").status, 2);
+    cr_expect_eq(check_script("echo 'script: --foo: unknown option' >&2; exit 2").status, 2);
 }
 
 Test(cli, check_passes_a_right_kernel) {

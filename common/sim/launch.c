@@ -220,11 +220,11 @@ static void *pool_thread(void *number) {
 }
 
 // Seconds after which a launch says that it still runs, which says what a program is doing whose
-// kernel has a loop without end. SIM_PATIENCE in the environment sets them.
+// kernel has a loop without end. SIM_PATIENCE in the environment sets them, to 0.01 at the least.
 static double patience(void) {
     const char *text = getenv("SIM_PATIENCE");
     double seconds = text ? atof(text) : 0;
-    return seconds > 0 && seconds < 1e9 ? seconds : 10;
+    return seconds >= 0.01 && seconds < 1e9 ? seconds : 10;
 }
 
 static void say_where_it_is(double seconds) {

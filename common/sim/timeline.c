@@ -16,12 +16,26 @@
 
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
 
 static FILE *file;
 static int launch;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
+// At exit: a log of which a part is missing must not look whole.
+static void close_file(void) {
+    bool bad = file && ferror(file);
+    if (file && fclose(file)) bad = true;
+    file = NULL;
+    if (!bad) return;
+    fputs("--timeline: cannot write it all; is the disk full?\n", stderr);
+    _exit(3);
+}
+
 bool sim_timeline(const char *path) {
+    static bool registered;
+    if (!registered) registered = !atexit(close_file);
     if (file) fclose(file);
     file = path ? fopen(path, "w") : NULL;
     launch = 0;
