@@ -509,6 +509,10 @@ Test(cli, zeros_must_be_left) {
     cr_expect_eq(o.status, 1, "%s", o.out);
     cr_expect(strstr(o.out, "the pass has not left zeros there"), "%s", o.out);
     ladder_ok("--kernel naive-64 -n 12 -d 64");
+    // Of P all but the last rows are 0: 1008 queries see no key.
+    o = ladder("--kernel naive-64 -H 1 --seqlen-q 1013 --seqlen-k 5 -d 64 --causal");
+    cr_expect_eq(o.status, 1, "%s", o.out);
+    cr_expect(strstr(o.out, "P: the pass has not left zeros there"), "%s", o.out);
 }
 
 // The default leaves variants out, and what is left here is one kernel, so it is explained.

@@ -28,12 +28,13 @@ static int buffers(const struct attn_problem *p, struct attn_buffer out[ATTN_MAX
     return naive()->buffers(p, out);
 }
 
-// The same buffers, none of which is said to hold a matrix; but with 13 queries, a fault for the
-// tests, the first to hold zeros afterwards.
+// The same buffers, none of which is said to hold a matrix; but, faults for the tests, with 13
+// queries the first, S, and with 1013 the second, P, to hold zeros afterwards.
 static int plain_buffers(const struct attn_problem *p, struct attn_buffer out[ATTN_MAX_BUFFERS]) {
     int count = naive()->buffers(p, out);
     for (int i = 0; i < count; i++) out[i].matrix = false;
     out[0].zeroed = p->seqlen_q == 13;
+    if (count > 1) out[1].zeroed = p->seqlen_q == 1013;
     return count;
 }
 
