@@ -240,10 +240,13 @@ SAMPLE   := $(or $(if $(STEP),$(shell sed -n 's/^SAMPLE := //p' $(call step_dir,
 run: need-$(DEVICE) $(PROGRAM)    ## the ladder, or STEP=00 alone; DEVICE=sim|gpu, ARGS="--causal -n 1000"
 	@$(PROGRAM) $(if $(ARGS),$(ARGS),$(SAMPLE))
 
-# Make turns every exit status into 2; tests/check.sh itself tells wrong (1) from not checked (2).
+# Make turns every exit status into 2; tests/check.sh itself tells wrong (1) from not checked (2). Without STEP a step
+# that does not have the kernel named in ARGS does not count, as long as another has.
 CHECKED  := $(addprefix $(BUILD)/$(DEVICE)/step,$(or $(STEP),$(foreach s,$(STEPS),$(call number_of,$(s)))))
 check: need-$(DEVICE) $(CHECKED)    ## is STEP=03 right where mistakes show? DEVICE=sim|gpu, ARGS="--kernel fused"
-	@status=0; for p in $(CHECKED); do tests/check.sh $$p $(ARGS) || status=1; done; exit $$status
+	@wrong=0; checked=0; for p in $(CHECKED); do \
+	  tests/check.sh $$p $(ARGS); case $$? in (0) checked=1;; (2) ;; (*) wrong=1;; esac; done; \
+	[ $$wrong = 0 ] && [ $$checked = 1 ]
 
 # Before anything is compiled for a card that is not there.
 need-sim:
