@@ -250,5 +250,5 @@ Test(make, what_is_unused_in_a_kernel_is_an_error_for_the_tests_only) {
     char strict[64];
     snprintf(strict, sizeof strict, "%s STRICT=1", object);
     cr_expect_eq(make(strict), 2, "%s", text);
-    cr_expect(strstr(text, "-Werror=unused-function"), "%s", text);
+    cr_expect(strstr(text, "error: unused variable"), "%s", text); // gcc and clang say it alike
 }
