@@ -30,7 +30,8 @@ struct machine_options {
     bool fp8_14_bits; // simulator: FP8 products are added in 14 bits, as Hopper's are said to be
 };
 
-// Finds the machine. False, with one line in `why`, when there is none.
+// Finds the machine. False, with one line in `why`, when there is none; or, with out->simulated
+// set, when the simulator cannot write options->timeline.
 bool machine_open(const struct machine_options *options, struct machine *out, char *why,
                   size_t why_size);
 

@@ -34,11 +34,6 @@ static int finish(int status) {
     return complain(EXIT_CANNOT, "cannot write the output; is the disk full?");
 }
 
-static bool can_write(const char *path) {
-    FILE *file = fopen(path, "a");
-    return file && !fclose(file);
-}
-
 // ---- what can be run ----------------------------------------------------------------------------
 
 static void list_kernels(void) {
@@ -264,17 +259,12 @@ int main(int argc, char **argv) {
     if (options.kernel && !kernels_exist(options.kernel, s.why, sizeof s.why))
         return complain(EXIT_USAGE, s.why);
 
-    if (options.timeline && !can_write(options.timeline)) {
-        snprintf(s.why, sizeof s.why, "--timeline %.200s: %s; give a file that can be written",
-                 options.timeline, strerror(errno));
-        return complain(EXIT_USAGE, s.why);
-    }
     if (!machine_open(&(struct machine_options){.fast = options.fast,
                                                 .profile = options.profile,
                                                 .timeline = options.timeline,
                                                 .fp8_14_bits = options.fp8_14_bits},
                       &s.machine, s.why, sizeof s.why))
-        return complain(EXIT_CANNOT, s.why);
+        return complain(s.machine.simulated ? EXIT_USAGE : EXIT_CANNOT, s.why);
     if (options.profile && !s.machine.simulated) {
         complain(EXIT_RIGHT,
                  "--profile is the simulator's; on a GPU, ncu --set full --import-source yes "

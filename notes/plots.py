@@ -138,8 +138,8 @@ def rungs(N, causal, what="forward"):
         for row in choose(LADDER, f"head_dim={d} seqlen_q={N} causal={causal} pass={what} result=ok"):
             if what == "backward" or row["kernel"] not in ("recompute", "fa2-deterministic", "fa2-fused"):
                 found.setdefault(row["kernel"], row)
+    own, _ = speeds(N, causal, what)
     for row in found.values():
-        own, _ = speeds(N, causal, what)
         row["speed"] = own.get(row["kernel"], float(row["TFLOPs"])) if row["head_dim"] == "128" else float(row["TFLOPs"])
         row["time"] = float(row["time_us"]) * float(row["TFLOPs"]) / row["speed"]
     return sorted(found.values(), key=lambda row: (number_of(row), int(row["rung"])))

@@ -13,7 +13,8 @@ shift
 most=100 # seconds for one shape: a loop without end is a mistake as well
 
 # For which programs, and the shape. No length is a multiple of a tile; heads that share keys (GQA) tell heads apart;
-# with more keys than queries, or fewer, the mask is shifted, and the first queries may see nothing.
+# with more keys than queries, or fewer, the mask is shifted, and the first queries may see nothing. 2 x 72 heads are
+# more tiles than there are multiprocessors, so a block of step06 that stays takes a second one.
 shapes() {
     cat <<'END'
 *          -H 1 -n 1

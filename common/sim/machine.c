@@ -19,7 +19,9 @@ bool machine_open(const struct machine_options *options, struct machine *out, ch
     profiling = options->profile;
     fp8_14_bits = options->fp8_14_bits;
     if (!sim_timeline(options->timeline)) {
-        snprintf(why, why_size, "--timeline %s: %s", options->timeline, strerror(errno));
+        out->simulated = true;
+        snprintf(why, why_size, "--timeline %s: %s; give a file that can be written",
+                 options->timeline, strerror(errno));
         return false;
     }
     sim_reset(&(struct sim_options){.fast = fast, .fp8_14_bits = fp8_14_bits});
